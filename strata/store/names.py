@@ -1,0 +1,45 @@
+"""Strata's own tensor names: what the converter writes and the decoder asks for.
+
+Matrices are packed (`formats.py`) unless marked *plain* (stored as BF16/F32 safetensors tensors).
+
+    embed.weight [vocab, hidden]      head.weight [vocab, hidden] (absent when tied)
+    final_norm.weight [hidden] plain
+
+per layer, prefixed `layers.N.`:
+    attn_norm.weight, ffn_norm.weight [hidden] plain
+    attn.qkv.weight [(heads + 2 kv_heads) * head_dim, hidden]: q rows, k rows, v rows; attn.qkv.bias plain
+    attn.q_norm.weight, attn.k_norm.weight plain; attn.sinks [heads] plain
+    attn.out.weight [hidden, heads * head_dim (v_head_dim for MLA)]; attn.out.bias plain
+    MLA: attn.q.weight, or attn.q_a.weight + attn.q_a_norm.weight (plain) + attn.q_b.weight;
+         attn.kv_a.weight [kv_lora_rank + qk_rope_head_dim, hidden], attn.kv_a_norm.weight plain,
+         attn.kv_b.weight [heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+    dense layers: mlp.gate_up.weight (gate and up rows interleaved in blocks of 8 as in ExpertLayout,
+         width padded to a multiple of 8), mlp.down.weight [hidden, width]
+    router.weight [experts, hidden] plain; router.bias, router.select_bias [experts] plain
+    shared_expert.gate_up.weight, shared_expert.down.weight; shared_expert.gate.weight [1, hidden] plain
+
+Routed experts live in `experts/expert-EEE.safetensors`, one U8 record `layers.N` per MoE layer.
+"""
+
+from __future__ import annotations
+
+from strata.core import ExpertId
+
+EMBED = "embed.weight"
+HEAD = "head.weight"
+FINAL_NORM = "final_norm.weight"
+
+
+def layer(index: int, part: str) -> str:
+    """Name of a part of decoder layer `index`, e.g. layer(3, "attn.qkv.weight")."""
+    return f"layers.{index}.{part}"
+
+
+def expert_file(index: int) -> str:
+    """Path of an expert's shard relative to the store."""
+    return f"experts/expert-{index:03d}.safetensors"
+
+
+def expert_record(expert: ExpertId) -> str:
+    """Name of an expert's record inside its shard."""
+    return f"layers.{expert.layer}"

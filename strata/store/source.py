@@ -1,0 +1,98 @@
+"""What the converter sees of a checkpoint, whatever file format it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a checkpoint. shape is row-major [.., rows, cols] (GGUF's order is reversed on read).
+
+    dtype: "F32", "F16", "BF16", "F8_E4M3", "U8", "I32", ... or a GGUF block type such as "Q4_0", "Q6_K",
+    "MXFP4". nbytes: bytes in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: Path
+    offset: int
+
+
+class CheckpointSource(Protocol):
+    """An opened checkpoint: headers read and checked, data mapped read-only."""
+
+    path: Path
+    kind: str  # "safetensors" or "gguf"
+    config: Mapping[str, Any]  # config.json, or GGUF metadata (key -> value)
+    tensors: Mapping[str, TensorInfo]
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's bytes exactly as in the file, a read-only view of the mapping."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows [start, stop) of a tensor flattened to 2-D [prod(shape[:-1]), cols], dequantized to f32.
+
+        FP8 block-scaled weights are multiplied by their `weight_scale_inv`; 1-D tensors are one row.
+        """
+        ...
+
+    def files(self) -> Sequence[Path]:
+        """Every file that belongs to the checkpoint, for fingerprints."""
+        ...
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """A contiguous slice of rows of one source tensor (flattened to 2-D).
+
+    transposed: the file stores `[cols, rows]`; the slice then means columns. row_order, when given,
+    permutes the rows of the slice after reading (GGUF llama q/k un-permutation: index array as tuple).
+    """
+
+    name: str
+    start: int
+    stop: int
+    transposed: bool = False
+    stride: int = 1
+    row_order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TargetTensor:
+    """One tensor of the store and where its rows come from: the sources are stacked in order.
+
+    name: see names.py. plain: stored as BF16/F32 without packing. kind decides the format option:
+    "embed", "head", "shared" (attention, dense, shared experts) or "plain".
+    interleave: the sources are (gate, up), to be interleaved in blocks of 8 rows.
+    shape: logical shape after stacking ([rows, cols], or 1-D for plain vectors).
+    """
+
+    name: str
+    sources: tuple[SourceRows, ...]
+    shape: tuple[int, ...]
+    kind: str
+    interleave: bool = False
+
+
+@dataclass(frozen=True)
+class TargetExpert:
+    """Where one routed expert's parts come from. Biases only where the model has them."""
+
+    layer: int
+    index: int
+    gate: SourceRows
+    up: SourceRows
+    down: SourceRows
+    gate_bias: SourceRows | None = None
+    up_bias: SourceRows | None = None
+    down_bias: SourceRows | None = None
