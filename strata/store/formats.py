@@ -28,7 +28,11 @@ The layout serves AVX2 (two 8-row halves of a chunk) and AVX-512/VNNI (one chunk
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROW_BLOCK = 16
 UNIT_COLS = 64
@@ -131,6 +135,15 @@ class PackedShape:
     @property
     def nbytes(self) -> int:
         return self.blocks * self.block_bytes
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A packed matrix of the store: `data` is its bytes, u8 `[shape.nbytes]`, a view of the mapping."""
+
+    name: str
+    shape: PackedShape
+    data: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ per layer, prefixed `layers.N.`:
     attn.out.weight [hidden, heads * head_dim (v_head_dim for MLA)]; attn.out.bias plain
     MLA: attn.q.weight, or attn.q_a.weight + attn.q_a_norm.weight (plain) + attn.q_b.weight;
          attn.kv_a.weight [kv_lora_rank + qk_rope_head_dim, hidden], attn.kv_a_norm.weight plain,
-         attn.kv_b.weight [heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+         attn.k_b.weight [heads * kv_lora_rank, qk_nope_head_dim]: per head the transposed key part of kv_b,
+         attn.v_b.weight [heads * v_head_dim, kv_lora_rank]: per head the value part of kv_b (absorbed form)
     dense layers: mlp.gate_up.weight (gate and up rows interleaved in blocks of 8 as in ExpertLayout,
          width padded to a multiple of 8), mlp.down.weight [hidden, width]
     router.weight [experts, hidden] plain; router.bias, router.select_bias [experts] plain

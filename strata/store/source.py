@@ -16,7 +16,8 @@ class TensorInfo:
     """One tensor of a checkpoint. shape is row-major [.., rows, cols] (GGUF's order is reversed on read).
 
     dtype: "F32", "F16", "BF16", "F8_E4M3", "U8", "I32", ... or a GGUF block type such as "Q4_0", "Q6_K",
-    "MXFP4". nbytes: bytes in the file.
+    "MXFP4". nbytes: bytes in the file. gpt-oss's pair `X_blocks` [.., groups, 16] + `X_scales` [.., groups]
+    appears as one tensor X of dtype "MXFP4" and shape [.., groups * 32].
     """
 
     name: str
@@ -25,6 +26,21 @@ class TensorInfo:
     nbytes: int
     file: Path
     offset: int
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Rows in a quantized form that Strata stores without loss (or, `exact` False, see docs: Q4_K).
+
+    format: a name from formats.FORMATS ("w4g32", "w4g32m", "w8g32", "mxfp4"). codes: u8 (int8 viewed as u8 for
+    w8g32) `[rows, cols]`, one value each; scales, minimums: `[rows, cols / group]`, fp16 (u8 E8M0 for mxfp4).
+    """
+
+    format: str
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    minimums: NDArray[np.float16] | None = None
+    exact: bool = True
 
 
 class CheckpointSource(Protocol):
@@ -46,6 +62,13 @@ class CheckpointSource(Protocol):
         """
         ...
 
+    def quantized(self, name: str, start: int, stop: int) -> QuantizedRows | None:
+        """Rows [start, stop) with their quantization kept, where a WeightFormat holds it exactly.
+
+        None for types that must be re-quantized from `rows` (Q5_K, Q6_K, FP8, floats).
+        """
+        ...
+
     def files(self) -> Sequence[Path]:
         """Every file that belongs to the checkpoint, for fingerprints."""
         ...
@@ -53,17 +76,22 @@ class CheckpointSource(Protocol):
 
 @dataclass(frozen=True)
 class SourceRows:
-    """A contiguous slice of rows of one source tensor (flattened to 2-D).
+    """A block of one source tensor, seen as 2-D `[prod(shape[:-1]), shape[-1]]`.
 
-    transposed: the file stores `[cols, rows]`; the slice then means columns. row_order, when given,
-    permutes the rows of the slice after reading (GGUF llama q/k un-permutation: index array as tuple).
+    Rows start:stop:stride and columns col_start:col_stop:col_stride are taken (stop None = to the end),
+    then the block is transposed if asked (gpt-oss keeps `[experts, hidden, 2 * width]` in BF16), and then
+    row_order, an index tuple, permutes its rows (GGUF's llama q/k un-permutation).
+    Without transposition and with all columns the block can be copied without loss from quantized types.
     """
 
     name: str
-    start: int
-    stop: int
-    transposed: bool = False
+    start: int = 0
+    stop: int | None = None
     stride: int = 1
+    col_start: int = 0
+    col_stop: int | None = None
+    col_stride: int = 1
+    transposed: bool = False
     row_order: tuple[int, ...] | None = None
 
 

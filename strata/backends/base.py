@@ -1,0 +1,194 @@
+"""The ops of one processor. The decoder calls these and nothing else, so a backend is a whole machine.
+
+`Array` is whatever the backend computes with (numpy for `cpu`, torch for `reference`): the decoder only
+passes it on, slices columns with `split` and never looks inside. Activations are f32 `[rows, cols]`, rows
+packed as in Batch. `Weight` is a backend's handle on a packed matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.core import Batch
+from strata.plan.spec import AttentionSpec, ModelSpec, RouterSpec
+from strata.store.formats import ExpertLayout, PackedTensor
+
+Array = Any
+Weight = Any
+KvDtype = Literal["int8", "bf16", "f32"]
+
+
+@dataclass(frozen=True)
+class KvSpec:
+    """Geometry of the KV cache of one model.
+
+    Keys are `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` per token and layer. With
+    `value_in_key` (MLA) only keys are stored and the value is a key's first value_dim elements.
+    int8: one f32 scale per token and head for keys, another for values.
+    """
+
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    page_tokens: int
+    dtype: KvDtype
+    value_in_key: bool = False
+
+    @classmethod
+    def of(cls, spec: ModelSpec, page_tokens: int, dtype: KvDtype) -> KvSpec:
+        """The cache that a model needs."""
+        attention, mla = spec.attention, spec.attention.mla
+        if mla is None:
+            heads, dim = attention.kv_heads, attention.head_dim
+            return cls(spec.layers, heads, dim, dim, page_tokens, dtype)
+        key = mla.kv_lora_rank + mla.qk_rope_head_dim
+        return cls(spec.layers, 1, key, mla.kv_lora_rank, page_tokens, dtype, value_in_key=True)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        dim = self.key_dim + (0 if self.value_in_key else self.value_dim)
+        width = {"int8": 1, "bf16": 2, "f32": 4}[self.dtype]
+        scales = (1 if self.value_in_key else 2) * 4 if self.dtype == "int8" else 0
+        return self.layers * self.page_tokens * self.kv_heads * (dim * width + scales)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one attention op needs beside its arrays. window: tokens seen, 0 = all. sinks: f32 [heads]."""
+
+    layer: int
+    heads: int
+    scale: float
+    window: int = 0
+    sinks: Array | None = None
+
+
+@dataclass(frozen=True)
+class ExpertBank:
+    """The routed experts of one layer: `record(index)` is the bytes of an expert, u8 [layout.record_bytes]."""
+
+    layer: int
+    layout: ExpertLayout
+    record: Callable[[int], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Gating:
+    """The gated activation between gate_up and down: silu(g)*u, gelu_tanh(g)*u, or gpt-oss's clamped
+    `(min(g, limit) * sigmoid(alpha * g)) * (clip(u, -limit, limit) + 1)`."""
+
+    kind: Literal["silu", "gelu_tanh", "swiglu_clamped"] = "silu"
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+class Backend(Protocol):
+    """Every method is one op; shapes are checked at this border and errors name op and numbers."""
+
+    name: str
+
+    def supports(self, op: str, fmt: str) -> bool:
+        """Whether `op` (a method name) works with weight format (or KV dtype) `fmt`."""
+        ...
+
+    def weight(self, tensor: PackedTensor) -> Weight:
+        """A handle on a packed matrix; may keep a view of `tensor.data`."""
+        ...
+
+    def vector(self, values: NDArray[Any]) -> Array:
+        """A plain vector or matrix (norm, bias, router) as f32."""
+        ...
+
+    def embedding(self, weight: Weight, token_ids: NDArray[np.int32], scale: float) -> Array:
+        """Rows of a packed matrix: f32 [rows, hidden] * scale."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight over the last len(weight) elements of each group of them."""
+        ...
+
+    def add_rms_norm(self, residual: Array, branch: Array, scale: float, weight: Array, eps: float) -> Array:
+        """residual += scale * branch, in place; returns rms_norm(residual)."""
+        ...
+
+    def add(self, residual: Array, branch: Array, scale: float = 1.0) -> None:
+        """residual += scale * branch, in place."""
+        ...
+
+    def scaled_by_sigmoid(self, x: Array, gate: Array) -> Array:
+        """x [rows, cols] * sigmoid(gate [rows, 1])."""
+        ...
+
+    def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+        """f32 [rows, cols] -> [rows, weight rows]."""
+        ...
+
+    def plain_linear(self, x: Array, matrix: Array, bias: Array | None = None) -> Array:
+        """The same with an unpacked f32 matrix (router, shared-expert gate), accumulated in f32."""
+        ...
+
+    def head_linear(self, x: Array, weight: Weight, heads: int) -> Array:
+        """Per head h: rows [h*n, (h+1)*n) of `weight` times x[:, h]; [rows, heads*in] -> [rows, heads*n] (MLA)."""
+        ...
+
+    def split(self, x: Array, sizes: Sequence[int]) -> list[Array]:
+        """Column slices of x, contiguous or views."""
+        ...
+
+    def join_heads(self, parts: Sequence[Array], heads: int) -> Array:
+        """Concatenate [rows, heads*d_i] along each head's elements -> [rows, heads*sum(d_i)]."""
+        ...
+
+    def split_heads(self, x: Array, heads: int, sizes: Sequence[int]) -> list[Array]:
+        """Inverse of join_heads."""
+        ...
+
+    def prepare_heads(
+        self,
+        x: Array,
+        heads: int,
+        positions: NDArray[np.int32],
+        spec: AttentionSpec,
+        norm: Array | None,
+        eps: float,
+    ) -> Array:
+        """clip, q/k norm ("head": per head, "full": over all) and RoPE of [rows, heads*dim]; may work in place."""
+        ...
+
+    def kv_cache(self, spec: KvSpec, pages: int) -> Any:
+        """Storage for `pages` KV pages; memory.kv_pages decides which request owns which."""
+        ...
+
+    def attention(
+        self, q: Array, k: Array, v: Array | None, cache: Any, batch: Batch, call: AttentionCall
+    ) -> Array:
+        """Append k and v to the pages, then causal attention: [rows, heads*key_dim] -> [rows, heads*value_dim].
+
+        v is None with value_in_key. Query head h reads KV head h // (heads / kv_heads).
+        """
+        ...
+
+    def route(self, logits: Array, spec: RouterSpec, select_bias: Array | None) -> tuple[Any, Any]:
+        """f32 [rows, experts] -> expert ids i32 [rows, top_k] and weights f32 [rows, top_k] (numpy)."""
+        ...
+
+    def ffn(self, x: Array, gate_up: Weight, down: Weight, width: int, gating: Gating) -> Array:
+        """Dense gated FFN; gate_up is interleaved (8 gate rows, 8 up rows)."""
+        ...
+
+    def experts(
+        self, x: Array, ids: NDArray[np.int32], weights: NDArray[np.float32], bank: ExpertBank, gating: Gating
+    ) -> Array:
+        """Routed experts, tokens gathered per expert; sum of weight * expert(x) in fixed expert order."""
+        ...
+
+    def to_numpy(self, x: Array) -> NDArray[np.float32]:
+        """For the sampler and for tests."""
+        ...
