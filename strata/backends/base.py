@@ -138,6 +138,10 @@ class Backend(Protocol):
         """Per head h: rows [h*n, (h+1)*n) of `weight` times x[:, h]; [rows, heads*in] -> [rows, heads*n] (MLA)."""
         ...
 
+    def take_rows(self, x: Array, rows: NDArray[np.int32]) -> Array:
+        """Rows `rows` of x, in that order: [n, cols] (the rows whose logits are wanted)."""
+        ...
+
     def split(self, x: Array, sizes: Sequence[int]) -> list[Array]:
         """Column slices of x, contiguous or views."""
         ...
@@ -159,7 +163,11 @@ class Backend(Protocol):
         norm: Array | None,
         eps: float,
     ) -> Array:
-        """clip, q/k norm ("head": per head, "full": over all) and RoPE of [rows, heads*dim]; may work in place."""
+        """RMSNorm by `norm` ("head": per head, "full": over all), clip to +-clip_qkv, then RoPE (OLMoE's order).
+
+        x is [rows, heads*dim] and may be changed in place; norm None = no norm; rotary_dim 0 = no rotation
+        (values, which are only clipped). Only the first rotary_dim elements of each head turn.
+        """
         ...
 
     def kv_cache(self, spec: KvSpec, pages: int) -> Any:
