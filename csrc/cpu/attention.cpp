@@ -56,22 +56,27 @@ void decode(const KvLayer& cache, const void* base, size_t offset, size_t n, flo
     }
 }
 
-// scores[t] = sum over d of q[d] * keys[d][t]: all tokens of a page at once, no horizontal sums.
-void score_page(const float* q, const float* keys, size_t dim, size_t tokens, float* scores) {
-    for (size_t t = 0; t < tokens; t += 32) {
-        __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
-                         _mm256_setzero_ps()};
-        const float* column = keys + t;
-        for (size_t d = 0; d < dim; ++d, column += tokens) {
-            const __m256 element = _mm256_broadcast_ss(q + d);
-            for (int j = 0; j < 4; ++j)
-                acc[j] = _mm256_fmadd_ps(element, _mm256_loadu_ps(column + 8 * j), acc[j]);
-        }
-        for (int j = 0; j < 4; ++j) _mm256_storeu_ps(scores + t + 8 * j, acc[j]);
+// scores[0 .. 8 lanes) = sum over d of q[d] * keys[d][..]; `tokens` is the stride between elements d.
+template <int Lanes>
+void score_columns(const float* q, const float* keys, size_t dim, size_t tokens, float* scores) {
+    __m256 acc[Lanes];
+    for (int j = 0; j < Lanes; ++j) acc[j] = _mm256_setzero_ps();
+    for (size_t d = 0; d < dim; ++d, keys += tokens) {
+        const __m256 element = _mm256_broadcast_ss(q + d);
+        for (int j = 0; j < Lanes; ++j)
+            acc[j] = _mm256_fmadd_ps(element, _mm256_loadu_ps(keys + 8 * j), acc[j]);
     }
+    for (int j = 0; j < Lanes; ++j) _mm256_storeu_ps(scores + 8 * j, acc[j]);
 }
 
-// acc[d] += sum over t of p[t] * values[t][d], four tokens at a time.
+// All tokens of a page at once (a multiple of 8), without horizontal sums.
+void score_page(const float* q, const float* keys, size_t dim, size_t tokens, float* scores) {
+    size_t t = 0;
+    for (; t + 32 <= tokens; t += 32) score_columns<4>(q, keys + t, dim, tokens, scores + t);
+    for (; t < tokens; t += 8) score_columns<1>(q, keys + t, dim, tokens, scores + t);
+}
+
+// acc[d] += sum over t of p[t] * values[t][d].
 void add_values(const float* p, const float* values, size_t stride, size_t tokens, size_t dim,
                 float* acc) {
     for (size_t t = 0; t < tokens; ++t) {

@@ -1,6 +1,6 @@
 // Geometry and addresses of the paged KV cache of one layer.
 //
-// A page holds `page_tokens` tokens. Per page and KV head, keys are stored transposed, [key_dim][page_tokens],
+// A page holds `page_tokens` tokens, a multiple of 8. Per page and KV head, keys are stored transposed, [key_dim][page_tokens],
 // so that one query element meets all tokens of a page in one vector; values are [page_tokens][value_dim].
 // int8 keeps one f32 scale per token and head for keys and one for values. With value_dim_in_key (MLA) there
 // are no values: a value is the first value_dim elements of its key.
