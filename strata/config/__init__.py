@@ -1,0 +1,33 @@
+"""Config: what was asked, as frozen dataclasses read from YAML and the command line."""
+
+from strata.config.loader import Override, load_config
+from strata.config.schema import (
+    BUNDLED_MODELS,
+    KINDS,
+    BackendConfig,
+    ChatConfig,
+    Config,
+    ConvertConfig,
+    EngineConfig,
+    KvConfig,
+    LogConfig,
+    ModelConfig,
+)
+from strata.config.units import format_size, parse_size
+
+__all__ = [
+    "BUNDLED_MODELS",
+    "KINDS",
+    "BackendConfig",
+    "ChatConfig",
+    "Config",
+    "ConvertConfig",
+    "EngineConfig",
+    "KvConfig",
+    "LogConfig",
+    "ModelConfig",
+    "Override",
+    "format_size",
+    "load_config",
+    "parse_size",
+]

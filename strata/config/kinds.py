@@ -1,0 +1,158 @@
+"""What values an option takes. A kind turns text into a value or says, in one phrase, why it cannot.
+
+YAML's own guesses (`yes` is true, `1e3` is text, `12:30` is a number) are never used: every kind reads
+the characters that stand in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.config.units import format_size, parse_size
+
+_INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+class Kind(ABC):
+    """The values of one option."""
+
+    def parse(self, text: str, *, base: Path | None) -> Any:
+        """The value, or ValueError with a phrase that continues "option: 'text' ...".
+
+        base: the folder that relative paths start from (None: the working directory).
+        """
+        return self._parse(text, base)
+
+    def show(self, value: Any) -> str:
+        """The value for people; sizes are echoed in bytes."""
+        return str(value)
+
+    @abstractmethod
+    def _parse(self, text: str, base: Path | None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Integer(Kind):
+    """A whole number. `word` stands for None ("auto", "random"); so does `word_number` (llama.cpp's -1)."""
+
+    low: int
+    high: int
+    word: str = ""
+    word_number: int | None = None
+
+    def _parse(self, text: str, base: Path | None) -> int | None:
+        if self.word and text == self.word:
+            return None
+        alternative = f" or {self.word}" if self.word else ""
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(f"is not a whole number{alternative}")
+        value = int(text)
+        if value == self.word_number:
+            return None
+        if not self.low <= value <= self.high:
+            raise ValueError(f"is out of range; allowed: {self.low} to {self.high}{alternative}")
+        return value
+
+    def show(self, value: Any) -> str:
+        """The number, or the word for none."""
+        return self.word if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """A decimal number, finite."""
+
+    low: float
+    high: float
+
+    def _parse(self, text: str, base: Path | None) -> float:
+        if not _NUMBER.fullmatch(text):
+            raise ValueError("is not a number")
+        value = float(text)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"is out of range; allowed: {self.low:g} to {self.high:g}")
+        return value
+
+
+@dataclass(frozen=True)
+class Size(Kind):
+    """Bytes, written with a unit; `auto` is None."""
+
+    low: int
+
+    def _parse(self, text: str, base: Path | None) -> int | None:
+        if text == "auto":
+            return None
+        size = parse_size(text)
+        if size < self.low:
+            raise ValueError(
+                f"is {size} bytes; at least {format_size(self.low)} ({self.low} bytes) is needed"
+            )
+        return size
+
+    def show(self, value: Any) -> str:
+        """For example "4 GiB (4294967296 bytes)"."""
+        return "auto" if value is None else f"{format_size(value)} ({value} bytes)"
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def _parse(self, text: str, base: Path | None) -> str:
+        if text not in self.words:
+            raise ValueError(f"is not one of: {', '.join(self.words)}")
+        return text
+
+
+@dataclass(frozen=True)
+class Boolean(Kind):
+    """true or false, nothing else: YAML 1.1 also reads yes, no, on and off, which YAML 1.2 calls text."""
+
+    def _parse(self, text: str, base: Path | None) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError("is not true or false (yes, no, on, off and 1 are not accepted)")
+        return text == "true"
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """Any text."""
+
+    def _parse(self, text: str, base: Path | None) -> str:
+        if "\0" in text:
+            raise ValueError("contains a NUL character")
+        return text
+
+
+@dataclass(frozen=True)
+class Texts(Kind):
+    """A list of non-empty texts; one text alone is a list of one. The loader parses item by item."""
+
+    def _parse(self, text: str, base: Path | None) -> str:
+        if not text:
+            raise ValueError("is empty")
+        return text
+
+
+@dataclass(frozen=True)
+class Location(Kind):
+    """A path, made absolute from the folder of the configuration file; `words` are no paths but names."""
+
+    words: tuple[str, ...] = ("",)
+
+    def _parse(self, text: str, base: Path | None) -> str:
+        if text in self.words:
+            return text
+        if "\0" in text:
+            raise ValueError("contains a NUL character")
+        if text.startswith("~"):
+            return str(Path(text).expanduser())
+        return str((base or Path.cwd()) / text)

@@ -1,0 +1,162 @@
+"""The options: one frozen dataclass per section, and the kind of every value.
+
+`configs/default.yaml` lists the same options with comments; a test keeps the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, Number, Size, Text, Texts
+from strata.core import SamplingParams
+
+BUNDLED_MODELS = ("demo", "smollm2")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model. path: a store, a GGUF file, a Hugging Face directory, or a name of BUNDLED_MODELS.
+
+    context: tokens of prompt and answer together; None: decided from the model and the KV size.
+    cache_dir: where imported models are kept; "auto": $XDG_CACHE_HOME/strata.
+    """
+
+    path: str = ""
+    context: int | None = None
+    cache_dir: str = "auto"
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Weight formats of a model that is imported on first use; "auto" keeps the source's own quantization
+    where a format holds it without loss."""
+
+    experts: str = "auto"
+    shared: str = "auto"
+    head: str = "auto"
+    embed: str = "auto"
+    slices: int = 1
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """What computes. threads: None = one per allowed core. activations: what the cpu backend multiplies."""
+
+    name: Literal["cpu", "reference"] = "cpu"
+    threads: int | None = None
+    activations: Literal["int8", "f32"] = "int8"
+
+
+@dataclass(frozen=True)
+class KvConfig:
+    """The KV cache. size: bytes it may take; None = a share of the free memory, never more than needed."""
+
+    dtype: Literal["int8", "bf16", "f32"] = "int8"
+    page_tokens: int = 32
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """prefill_chunk: tokens of one prefill step."""
+
+    prefill_chunk: int = 512
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """system: the system prompt. template: a jinja file instead of the model's own. history: where the
+    chat keeps typed lines ("auto": $XDG_STATE_HOME/strata/history, "none": nowhere)."""
+
+    system: str = ""
+    template: str = "auto"
+    history: str = "auto"
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """level: the least important message that is shown on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What was asked for; never rewritten. `origins` says where each given option came from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    convert: ConvertConfig = field(default_factory=ConvertConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    kv: KvConfig = field(default_factory=KvConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    file: Path | None = field(default=None, compare=False)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def where(self, option: str) -> str:
+        """Where `section.key` was given: "file:line:column", a command line option, or "default"."""
+        return self.origins.get(option, "default")
+
+    def show(self) -> str:
+        """Every option with its value and origin, one a line; sizes in bytes."""
+        lines = []
+        for section, kinds in KINDS.items():
+            values = getattr(self, section)
+            for key, kind in kinds.items():
+                option = f"{section}.{key}"
+                lines.append(f"{option} = {kind.show(getattr(values, key))}    # {self.where(option)}")
+        return "\n".join(lines)
+
+
+# Ranges of the sampling options are those of SamplingParams, which has the last word.
+KINDS: dict[str, dict[str, Kind]] = {
+    "model": {
+        "path": Location(("", *BUNDLED_MODELS)),
+        "context": Integer(2, 1 << 24, word="auto", word_number=0),
+        "cache_dir": Location(("auto",)),
+    },
+    "convert": {
+        "experts": Text(),
+        "shared": Text(),
+        "head": Text(),
+        "embed": Text(),
+        "slices": Integer(1, 8),
+    },
+    "backend": {
+        "name": Choice(("cpu", "reference")),
+        "threads": Integer(1, 1024, word="auto"),
+        "activations": Choice(("int8", "f32")),
+    },
+    "kv": {
+        "dtype": Choice(("int8", "bf16", "f32")),
+        "page_tokens": Integer(1, 4096),
+        "size": Size(low=1 << 20),
+    },
+    "engine": {"prefill_chunk": Integer(1, 1 << 16)},
+    "sampling": {
+        "temperature": Number(0, 100),
+        "top_k": Integer(-1, 1 << 31),
+        "top_p": Number(0, 1),
+        "min_p": Number(0, 1),
+        "repeat_penalty": Number(0, 100),
+        "repeat_last_n": Integer(-1, 1 << 24),
+        "presence_penalty": Number(-2, 2),
+        "frequency_penalty": Number(-2, 2),
+        "seed": Integer(0, (1 << 63) - 1, word="random", word_number=-1),
+        "stop": Texts(),
+        "max_tokens": Integer(0, 1 << 24, word="unlimited", word_number=-1),
+        "ignore_eos": Boolean(),
+    },
+    "chat": {"system": Text(), "template": Location(("auto",)), "history": Location(("auto", "none"))},
+    "log": {"level": Choice(("debug", "info", "warning", "error"))},
+}
+
+
+def section_class(name: str) -> Any:
+    """The dataclass of a section."""
+    return type(getattr(Config(), name))
