@@ -1,0 +1,47 @@
+// strata._C: the only file that knows Python. Compiled for plain x86-64, so importing it never needs AVX2.
+//
+// Every array is checked here (dtype, layout, shape) before its pointer goes on; ops run without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpu/cpu.h"
+#include "cpu/features.h"
+
+namespace py = pybind11;
+using namespace strata::cpu;
+
+namespace {
+
+const Kernels& kernels_for(const std::string& isa) {
+    const Features found = detect_features();
+    if (!found.avx2) throw py::value_error("this processor has no AVX2: " + found.brand);
+    if (isa == "avx2") return avx2::kKernels;
+    if (isa != "avx512") throw py::value_error("isa is '" + isa + "'; known are 'avx2' and 'avx512'");
+    if (!found.avx512) throw py::value_error("this processor has no AVX-512 with VNNI: " + found.brand);
+    return avx512::kKernels;
+}
+
+void bind_cpu(py::module_& m) {
+    m.def("features", [] {
+        const Features found = detect_features();
+        return py::dict(py::arg("avx2") = found.avx2, py::arg("avx512") = found.avx512,
+                        py::arg("brand") = found.brand);
+    });
+    py::class_<Cpu>(m, "Cpu")
+        .def(py::init([](const std::vector<int>& cpus, const std::string& isa, bool bind, int64_t spin_ns) {
+                 return std::make_unique<Cpu>(cpus, bind, spin_ns, kernels_for(isa));
+             }),
+             py::arg("cpus"), py::arg("isa"), py::arg("bind") = true, py::arg("spin_ns") = 50000)
+        .def_property_readonly("threads", [](const Cpu& cpu) { return cpu.pool.size(); })
+        .def_property_readonly("bound", [](const Cpu& cpu) { return cpu.pool.bound(); })
+        .def_property_readonly("isa", [](const Cpu& cpu) { return cpu.kernels.name; })
+        .def("bind_caller", [](const Cpu& cpu) { return cpu.pool.bind_caller(); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "C++ ops of Strata; use strata.backends.cpu";
+    bind_cpu(m);
+}

@@ -1,0 +1,40 @@
+// What every op works with: threads, the kernels of one instruction set, scratch memory.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "cpu/arena.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/thread_pool.h"
+
+namespace strata::cpu {
+
+struct Cpu {
+    Cpu(const std::vector<int>& cpus, bool bind, int64_t spin_ns, const Kernels& kernels)
+        : kernels(kernels), pool(cpus, bind, spin_ns) {}
+
+    const Kernels& kernels;
+    ThreadPool pool;
+    Arena arena;
+    std::mutex busy;
+};
+
+// One op at a time owns pool and arena: every op begins with `const OpGuard guard(cpu);`.
+class OpGuard {
+  public:
+    explicit OpGuard(Cpu& cpu) : lock_(cpu.busy) { cpu.arena.reset(); }
+
+  private:
+    std::lock_guard<std::mutex> lock_;
+};
+
+// The part [begin, end) of n items that worker takes when they are split evenly.
+struct Range {
+    int64_t begin, end;
+};
+inline Range share(int64_t n, int worker, int workers) {
+    return {n * worker / workers, n * (worker + 1) / workers};
+}
+
+}  // namespace strata::cpu

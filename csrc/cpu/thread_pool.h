@@ -1,0 +1,75 @@
+// A fixed set of threads that runs one function at a time, split statically.
+//
+// The calling thread is worker 0; workers 1.. have their own threads, each bound to its CPU. A waiting
+// thread spins for a short while (ops of one token follow each other within microseconds) and then parks
+// on a futex, so that an idle pool costs nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace strata::cpu {
+
+// A 32-bit word that threads wait on: spin first, then sleep in the kernel.
+class WaitWord {
+  public:
+    uint32_t load() const { return word_.load(std::memory_order_acquire); }
+    // Publishes everything written before it and wakes all sleepers.
+    void advance();
+    // Returns once the word differs from `seen`.
+    void wait(uint32_t seen, int64_t spin_ns);
+
+  private:
+    std::atomic<uint32_t> word_{0};
+    std::atomic<uint32_t> sleepers_{0};
+};
+
+class ThreadPool {
+  public:
+    // One worker per entry of `cpus`, which must not be empty; duplicates are allowed (more workers than
+    // CPUs). With `bind` false, or when the kernel refuses a CPU, a worker runs unbound.
+    ThreadPool(const std::vector<int>& cpus, bool bind, int64_t spin_ns);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int size() const { return static_cast<int>(cpus_.size()); }
+    // How many of the workers 1.. the kernel accepted on their CPU.
+    int bound() const { return bound_; }
+    // Binds the calling thread to worker 0's CPU for good; false when the kernel refuses.
+    bool bind_caller() const;
+
+    // Runs fn(worker) once per worker and returns when all are done. One run at a time: the owner
+    // serialises callers. fn must not throw and must not call run.
+    template <class Fn>
+    void run(const Fn& fn) {
+        run_erased([](const void* ctx, int worker) { (*static_cast<const Fn*>(ctx))(worker); }, &fn);
+    }
+
+    // Inside run: returns when every worker has come here; what was written before is visible after.
+    void barrier();
+
+  private:
+    using Erased = void (*)(const void*, int);
+    void run_erased(Erased fn, const void* ctx);
+    void work(int worker);
+    void stop();
+
+    const std::vector<int> cpus_;
+    const int64_t spin_ns_;
+    const uint32_t born_;  // fork generation of the process that owns the threads
+    int bound_ = 0;
+    Erased fn_ = nullptr;
+    const void* ctx_ = nullptr;
+    bool stop_ = false;
+    alignas(64) WaitWord start_;
+    alignas(64) WaitWord done_;
+    std::atomic<int> running_{0};
+    alignas(64) WaitWord barrier_;
+    std::atomic<int> arrived_{0};
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace strata::cpu
