@@ -72,7 +72,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class ExpertBank:
-    """The routed experts of one layer: `record(index)` is the bytes of an expert, u8 [layout.record_bytes]."""
+    """The routed experts of one layer: `record(index)` is an expert's bytes, u8 [layout.record_bytes]."""
 
     layer: int
     layout: ExpertLayout
@@ -135,7 +135,10 @@ class Backend(Protocol):
         ...
 
     def head_linear(self, x: Array, weight: Weight, heads: int) -> Array:
-        """Per head h: rows [h*n, (h+1)*n) of `weight` times x[:, h]; [rows, heads*in] -> [rows, heads*n] (MLA)."""
+        """Rows [h*n, (h+1)*n) of `weight` times x[:, h] for each head h (MLA).
+
+        [rows, heads*in] -> [rows, heads*n].
+        """
         ...
 
     def take_rows(self, x: Array, rows: NDArray[np.int32]) -> Array:
@@ -163,7 +166,7 @@ class Backend(Protocol):
         norm: Array | None,
         eps: float,
     ) -> Array:
-        """RMSNorm by `norm` ("head": per head, "full": over all), clip to +-clip_qkv, then RoPE (OLMoE's order).
+        """RMSNorm by `norm` ("head": per head, "full": over all), clip to +-clip_qkv, RoPE (OLMoE's order).
 
         x is [rows, heads*dim] and may be changed in place; norm None = no norm; rotary_dim 0 = no rotation
         (values, which are only clipped). Only the first rotary_dim elements of each head turn.
@@ -177,8 +180,9 @@ class Backend(Protocol):
     def attention(
         self, q: Array, k: Array, v: Array | None, cache: Any, batch: Batch, call: AttentionCall
     ) -> Array:
-        """Append k and v to the pages, then causal attention: [rows, heads*key_dim] -> [rows, heads*value_dim].
+        """Append k and v to the pages, then causal attention.
 
+        [rows, heads*key_dim] -> [rows, heads*value_dim].
         v is None with value_in_key. Query head h reads KV head h // (heads / kv_heads).
         """
         ...

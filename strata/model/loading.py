@@ -1,0 +1,80 @@
+"""Handles on a store's tensors, each checked against the shape that the ModelSpec asks for."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import Array, Backend, ExpertBank, Weight
+from strata.core import ExpertId
+from strata.errors import StoreError
+from strata.store import names
+from strata.store.formats import ExpertLayout, PackedTensor
+
+_REMEDY = "convert the checkpoint again, or run `strata verify` on the store"
+
+
+class WeightStore(Protocol):
+    """What the decoder needs of a store (`strata.store.reader.Store`)."""
+
+    def has(self, name: str) -> bool:
+        """Whether the store holds a tensor of that name."""
+        ...
+
+    def tensor(self, name: str) -> PackedTensor:
+        """A packed matrix, mapped."""
+        ...
+
+    def plain(self, name: str) -> NDArray[Any]:
+        """A plain vector or matrix."""
+        ...
+
+    def expert_layout(self, layer: int) -> ExpertLayout:
+        """The layout of a layer's expert records."""
+        ...
+
+    def expert(self, expert: ExpertId) -> NDArray[np.uint8]:
+        """An expert's record, mapped."""
+        ...
+
+
+class Weights:
+    """Makes handles; `prefix` stands before every name, see `layer`."""
+
+    def __init__(self, store: WeightStore, backend: Backend, prefix: str = "") -> None:
+        self.store = store
+        self.backend = backend
+        self.prefix = prefix
+
+    def layer(self, index: int) -> Weights:
+        """The same for the parts of decoder layer `index`."""
+        return Weights(self.store, self.backend, names.layer(index, ""))
+
+    def matrix(self, part: str, rows: int, cols: int) -> Weight:
+        """A packed matrix's handle; StoreError when its shape is not [rows, cols]."""
+        tensor = self.store.tensor(self.prefix + part)
+        self._check(part, (tensor.shape.rows, tensor.shape.cols), (rows, cols))
+        return self.backend.weight(tensor)
+
+    def vector(self, part: str, *shape: int, scale: float = 1.0) -> Array:
+        """A plain vector or matrix times `scale`; StoreError when its shape is another."""
+        values = np.asarray(self.store.plain(self.prefix + part), dtype=np.float32)
+        self._check(part, values.shape, shape)
+        return self.backend.vector(values if scale == 1.0 else values * np.float32(scale))
+
+    def vector_if(self, wanted: bool, part: str, *shape: int) -> Array | None:
+        """`vector`, or None for models that do not have this part."""
+        return self.vector(part, *shape) if wanted else None
+
+    def experts(self, layer: int) -> ExpertBank:
+        """The routed experts of a layer: the one place they come from."""
+        return ExpertBank(
+            layer, self.store.expert_layout(layer), lambda index: self.store.expert(ExpertId(layer, index))
+        )
+
+    def _check(self, part: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if shape != wanted:
+            cause = f"{self.prefix}{part} is {list(shape)} in the store, the spec asks for {list(wanted)}"
+            raise StoreError(cause, remedy=_REMEDY)
