@@ -1,0 +1,91 @@
+"""The CPU backend: numpy arrays (f32, C-contiguous), C++ ops of `strata._C`.
+
+Weights stay where they are (normally the mapped shard): a handle keeps a view. With activations "int8"
+(default) linear ops on quantized weights quantize their input to int8 with one scale per 64 (formats of
+group 32: 32) columns; with "f32", and always for bf16 and f16 weights, the arithmetic is f32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends import isa
+from strata.hardware.cpu import choose_cpus
+from strata.store.formats import FORMATS
+
+F32 = NDArray[np.float32]
+_PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
+
+
+class CpuBackend:
+    """See `base.Backend` for what each op does."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        activations: Literal["int8", "f32"] = "int8",
+        cpus: Sequence[int] | None = None,
+        isa_name: str | None = None,
+    ) -> None:
+        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: as STRATA_ISA."""
+        extension = isa.extension()
+        chosen = choose_cpus(threads, cpus)
+        for text in chosen.warnings:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        self.activations = activations
+        self.chosen_cpus = chosen
+        self.ops = extension
+        self.cpu = extension.Cpu(list(chosen.cpus), isa.choose_isa(extension.features(), isa_name), chosen.bind)
+
+    @property
+    def exact(self) -> bool:
+        """Whether activations stay f32."""
+        return self.activations == "f32"
+
+    def bind_caller(self) -> bool:
+        """Binds the calling thread to the first CPU for good. For the thread that runs the engine's steps."""
+        return self.chosen_cpus.bind and bool(self.cpu.bind_caller())
+
+    def supports(self, op: str, fmt: str) -> bool:
+        """Every packed op with every weight format."""
+        return op in _PACKED_OPS and fmt in FORMATS
+
+    def vector(self, values: NDArray[Any]) -> F32:
+        """An f32 copy, C-contiguous."""
+        return np.array(values, dtype=np.float32, order="C")
+
+    def add(self, residual: F32, branch: F32, scale: float = 1.0) -> None:
+        """residual += scale * branch."""
+        residual += branch if scale == 1.0 else branch * np.float32(scale)
+
+    def take_rows(self, x: F32, rows: NDArray[np.int32]) -> F32:
+        """x[rows]."""
+        return x[rows]
+
+    def split(self, x: F32, sizes: Sequence[int]) -> list[F32]:
+        """Contiguous column slices."""
+        ends = np.cumsum(sizes)
+        return [np.ascontiguousarray(x[:, end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+    def join_heads(self, parts: Sequence[F32], heads: int) -> F32:
+        """Head h of the result is head h of every part, one after the other."""
+        rows = len(parts[0])
+        return np.concatenate([part.reshape(rows, heads, -1) for part in parts], axis=2).reshape(rows, -1)
+
+    def split_heads(self, x: F32, heads: int, sizes: Sequence[int]) -> list[F32]:
+        """Inverse of join_heads."""
+        ends = np.cumsum(sizes)
+        by_head = x.reshape(len(x), heads, -1)
+        parts = [by_head[:, :, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        return [np.ascontiguousarray(part).reshape(len(x), -1) for part in parts]
+
+    def to_numpy(self, x: F32) -> F32:
+        """x itself."""
+        return x

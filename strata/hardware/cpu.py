@@ -1,0 +1,165 @@
+"""The processor as the operating system shows it: allowed CPUs, physical cores, NUMA nodes, quotas.
+
+Everything is read below `root` (normally "/"), so that tests can put up other machines.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.errors import ConfigError
+
+ROOT = Path("/")
+_CPU_LIMIT = 1 << 16
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The kernel's list format, "0-3,8" -> [0, 1, 2, 3, 8]; empty text is an empty list."""
+    found: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"{part!r} in the CPU list {text.strip()!r}", remedy='write it like "0-3,8"')
+        low, high = int(first), int(last or first)
+        if high < low or high >= _CPU_LIMIT:
+            raise ConfigError(f"the range {low}-{high} in a CPU list", remedy=f"0 to {_CPU_LIMIT - 1}, rising")
+        found.update(range(low, high + 1))
+    return sorted(found)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Inverse of parse_cpu_list: [0, 1, 2, 3, 8] -> "0-3,8"."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """One memory node. cpus: those of its CPUs that this process may use (may be none)."""
+
+    index: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CpuTopology:
+    """allowed: CPUs of the process's affinity set. cores: one allowed CPU per physical core.
+
+    nodes: NUMA nodes with their allowed CPUs; one node holding all where the system names none.
+    quota: CPUs' worth of time that the cgroup grants, None = unlimited.
+    """
+
+    allowed: tuple[int, ...]
+    cores: tuple[int, ...]
+    nodes: tuple[NumaNode, ...]
+    quota: float | None
+
+
+@dataclass(frozen=True)
+class CpuChoice:
+    """Which CPUs the threads run on, one entry per thread. warnings: sentences for the user."""
+
+    cpus: tuple[int, ...]
+    bind: bool
+    warnings: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """For `strata plan`: "2 threads on CPUs 0-1" or "2 threads, unbound"."""
+        count = f"{len(self.cpus)} thread{'s' if len(self.cpus) != 1 else ''}"
+        return f"{count} on CPUs {format_cpu_list(self.cpus)}" if self.bind else f"{count}, unbound"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _list_at(path: Path) -> list[int]:
+    try:
+        return parse_cpu_list(_read(path) or "")
+    except ConfigError:
+        return []
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """CPUs that this process may run on: what taskset, cpusets and containers left."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def physical_cores(allowed: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
+    """The first allowed hardware thread of every core: a second thread of a core adds no memory bandwidth."""
+    cores: dict[tuple[int, ...], int] = {}
+    for cpu in allowed:
+        siblings = _list_at(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(tuple(siblings) or (cpu,), cpu)
+    return tuple(sorted(cores.values()))
+
+
+def numa_nodes(allowed: Sequence[int], root: Path = ROOT) -> tuple[NumaNode, ...]:
+    """All online nodes, each with the allowed ones of its CPUs."""
+    base = root / "sys/devices/system/node"
+    usable = set(allowed)
+    nodes = [
+        NumaNode(index, tuple(cpu for cpu in _list_at(base / f"node{index}/cpulist") if cpu in usable))
+        for index in _list_at(base / "online")
+    ]
+    return tuple(nodes) if any(node.cpus for node in nodes) else (NumaNode(0, tuple(allowed)),)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """The cgroup's CPU time limit in CPUs (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`), None = unlimited."""
+    pair = (_read(root / "sys/fs/cgroup/cpu.max") or "").split()
+    if not pair:
+        base = root / "sys/fs/cgroup/cpu"
+        pair = [_read(base / "cpu.cfs_quota_us") or "-1", _read(base / "cpu.cfs_period_us") or "0"]
+    if len(pair) == 2 and all(part.isdecimal() for part in pair) and int(pair[1]) > 0:
+        return int(pair[0]) / int(pair[1])
+    return None
+
+
+def topology(root: Path = ROOT, allowed: Sequence[int] | None = None) -> CpuTopology:
+    """The machine as this process may use it."""
+    usable = tuple(sorted(allowed)) if allowed is not None else allowed_cpus()
+    return CpuTopology(usable, physical_cores(usable, root), numa_nodes(usable, root), cpu_quota(root))
+
+
+def choose_cpus(
+    threads: int | None = None, cpus: Sequence[int] | None = None, machine: CpuTopology | None = None
+) -> CpuChoice:
+    """CPUs for `threads` threads (None = one per physical core) out of `cpus` (None = all allowed).
+
+    Never fails on a foreign or shrunken machine: CPUs that are not allowed are left out, and when none of
+    the wanted ones is left, the threads run unbound; each with a warning.
+    """
+    machine = machine or topology()
+    warnings: list[str] = []
+    wanted = list(machine.cores) if cpus is None else [cpu for cpu in cpus if cpu in machine.allowed]
+    if cpus is not None and len(wanted) < len(cpus):
+        lost = format_cpu_list(set(cpus) - set(wanted))
+        warnings.append(f"CPUs {lost} are not allowed here (allowed: {format_cpu_list(machine.allowed)})")
+    bind = bool(wanted)
+    pool = wanted or list(machine.cores)
+    if threads is not None and threads > len(pool):
+        pool += [cpu for cpu in machine.allowed if cpu not in pool] if cpus is None else []
+    count = threads if threads is not None else _default_count(len(pool), machine.quota)
+    if count > len(pool):
+        warnings.append(f"{count} threads asked for, {len(pool)} CPUs allowed: using {len(pool)}")
+    if not bind:
+        warnings.append("none of the wanted CPUs is allowed: threads run unbound")
+    return CpuChoice(tuple(pool[: max(1, count)]), bind, tuple(warnings))
+
+
+def _default_count(cores: int, quota: float | None) -> int:
+    """More threads than the quota's CPUs would be stopped in the middle of every step."""
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
