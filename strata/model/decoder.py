@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strata.backends.base import Array, Backend, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
 from strata.model.attention import Attention, load_attention
-from strata.model.ffn import Ffn, load_ffn
+from strata.model.ffn import Ffn, Routes, load_ffn
 from strata.model.loading import Weights, WeightStore
 from strata.plan.spec import ModelSpec
 from strata.store import names
@@ -25,7 +26,11 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A model with its weights' handles. Handles are made here; weights are touched when first needed."""
+    """A model with its weights' handles. Handles are made here; weights are touched when first needed.
+
+    routes: what the routers chose in the latest forward pass. shared_bytes: weights that every forward
+    pass reads, routed experts apart.
+    """
 
     def __init__(self, spec: ModelSpec, store: WeightStore, backend: Backend) -> None:
         """Raises StoreError where a tensor's shape is not the spec's, UnsupportedError for MLP biases."""
@@ -39,18 +44,28 @@ class Decoder:
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.
         self.final_norm = weights.vector(names.FINAL_NORM, spec.hidden, scale=spec.logit_scale)
         self.layers = [self._load_layer(weights, index) for index in range(spec.layers)]
+        self.routes: Routes = {}
+        # Of the embedding a step reads its tokens' rows only, unless it is the head as well.
+        unread = 0 if spec.tied_head else weights.nbytes[names.EMBED]
+        self.shared_bytes = sum(weights.nbytes.values()) - unread
 
-    def forward(self, batch: Batch, cache: object) -> Array:
-        """Compute every row, append its keys and values to `cache`; logits f32 `[len(logit_rows), vocab]`."""
+    def forward(self, batch: Batch, cache: Any) -> Array | None:
+        """Compute every row and append its keys and values to `cache` (the backend's `kv_cache`).
+
+        Returns logits f32 `[len(logit_rows), vocab]`, None when no row's logits are wanted.
+        """
         ops, spec = self.backend, self.spec
         residual = ops.embedding(self.embed, batch.token_ids, spec.embedding_scale)
         hidden = ops.rms_norm(residual, self.layers[0].attention_norm, spec.norm_eps)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.final_norm]
+        self.routes = {}
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
             branch = layer.attention.forward(hidden, cache, batch)
             hidden = ops.add_rms_norm(residual, branch, spec.residual_scale, layer.ffn_norm, spec.norm_eps)
-            branch = layer.ffn.forward(hidden)
+            branch = layer.ffn.forward(hidden, self.routes)
             hidden = ops.add_rms_norm(residual, branch, spec.residual_scale, next_norm, spec.norm_eps)
+        if len(batch.logit_rows) == 0:
+            return None
         return ops.linear(ops.take_rows(hidden, batch.logit_rows), self.head)
 
     def _load_head(self, weights: Weights) -> Weight:

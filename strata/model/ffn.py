@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from strata.backends.base import Array, Backend, ExpertBank, Gating, Weight
 from strata.errors import StoreError
 from strata.model.loading import Weights
@@ -12,11 +15,15 @@ from strata.plan.spec import ExpertSpec, ModelSpec
 from strata.store.formats import padded
 
 
+Routes = dict[int, NDArray[np.int32]]
+"""Expert ids i32 `[rows, top_k]` that the routers of one forward pass chose, by layer."""
+
+
 class Ffn(Protocol):
     """The feed-forward part of one layer."""
 
-    def forward(self, hidden: Array) -> Array:
-        """Normalized hidden states `[rows, hidden]` -> the FFN branch, same shape."""
+    def forward(self, hidden: Array, routes: Routes) -> Array:
+        """Normalized hidden states `[rows, hidden]` -> the FFN branch, same shape; notes its routes."""
         ...
 
 
@@ -37,8 +44,12 @@ class DenseFfn:
     width: int
     gating: Gating
 
-    def forward(self, hidden: Array) -> Array:
-        """See Ffn."""
+    def forward(self, hidden: Array, routes: Routes) -> Array:
+        """See Ffn; routes nothing."""
+        return self.apply(hidden)
+
+    def apply(self, hidden: Array) -> Array:
+        """`[rows, hidden]` -> `[rows, hidden]`."""
         return self.ops.ffn(hidden, self.gate_up, self.down, self.width, self.gating)
 
 
@@ -56,18 +67,19 @@ class ExpertFfn:
     shared: DenseFfn | None
     shared_gate: Array | None
 
-    def forward(self, hidden: Array) -> Array:
+    def forward(self, hidden: Array, routes: Routes) -> Array:
         """See Ffn."""
         ops = self.ops
         logits = ops.plain_linear(hidden, self.router, self.router_bias)
         ids, weights = ops.route(logits, self.spec.router, self.select_bias)
+        routes[self.bank.layer] = ids
         output = ops.experts(hidden, ids, weights, self.bank, self.gating)
         if self.shared is not None:
             ops.add(output, self._shared_output(hidden, self.shared))
         return output
 
     def _shared_output(self, hidden: Array, shared: DenseFfn) -> Array:
-        output = shared.forward(hidden)
+        output = shared.apply(hidden)
         if self.shared_gate is None:
             return output
         return self.ops.scaled_by_sigmoid(output, self.ops.plain_linear(hidden, self.shared_gate))

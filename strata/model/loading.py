@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,27 +42,35 @@ class WeightStore(Protocol):
 
 
 class Weights:
-    """Makes handles; `prefix` stands before every name, see `layer`."""
+    """Makes handles; `prefix` stands before every name, see `layer`.
 
-    def __init__(self, store: WeightStore, backend: Backend, prefix: str = "") -> None:
+    nbytes: bytes of each tensor loaded so far by its full name (plain ones as f32); layers share it.
+    """
+
+    def __init__(self, store: WeightStore, backend: Backend) -> None:
         self.store = store
         self.backend = backend
-        self.prefix = prefix
+        self.prefix = ""
+        self.nbytes: dict[str, int] = {}
 
     def layer(self, index: int) -> Weights:
         """The same for the parts of decoder layer `index`."""
-        return Weights(self.store, self.backend, names.layer(index, ""))
+        part = copy(self)
+        part.prefix = names.layer(index, "")
+        return part
 
     def matrix(self, part: str, rows: int, cols: int) -> Weight:
         """A packed matrix's handle; StoreError when its shape is not [rows, cols]."""
         tensor = self.store.tensor(self.prefix + part)
         self._check(part, (tensor.shape.rows, tensor.shape.cols), (rows, cols))
+        self.nbytes[self.prefix + part] = tensor.shape.nbytes
         return self.backend.weight(tensor)
 
     def vector(self, part: str, *shape: int, scale: float = 1.0) -> Array:
         """A plain vector or matrix times `scale`; StoreError when its shape is another."""
         values = np.asarray(self.store.plain(self.prefix + part), dtype=np.float32)
         self._check(part, values.shape, shape)
+        self.nbytes[self.prefix + part] = values.nbytes
         return self.backend.vector(values if scale == 1.0 else values * np.float32(scale))
 
     def vector_if(self, wanted: bool, part: str, *shape: int) -> Array | None:
