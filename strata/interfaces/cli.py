@@ -1,0 +1,106 @@
+"""The `strata` command. This module and the command modules import nothing heavy: `strata --help` must
+answer in less than 0.3 s, so numpy, torch, rich and the rest are imported when a command runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from strata import __version__
+from strata.errors import StrataError
+from strata.interfaces.terminal import printable
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_PIPE = 141  # 128 + SIGPIPE
+
+_COMMANDS = ("run", "convert", "inspect", "verify", "doctor")
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The order in which `--help` lists them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None when there is none of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"strata.interfaces.commands.{cmd_name}")
+        command: click.Command = module.command
+        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP))
+        return command
+
+
+_DEBUG_HELP = "Show the traceback of an error."
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", message="strata %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help=_DEBUG_HELP)
+def strata() -> None:
+    """Run mixture-of-experts language models that are larger than the graphics card.
+
+    \b
+    Try:  strata run --config configs/demo.yaml --prompt "What is the capital of France?"
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: runs the command and exits with its code; no traceback without --debug."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(arguments, debug="--debug" in arguments))
+
+
+def run(arguments: Sequence[str], *, debug: bool = False) -> int:
+    """The exit code of a command line: 0 done, 1 failure, 2 usage, 130 interrupted, 141 reader gone."""
+    try:
+        code = strata.main(args=list(arguments), prog_name="strata", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else EXIT_OK  # commands return their exit code or None
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    except Exception as error:
+        return _report(error, debug)
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """Prints what went wrong and returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, click.ClickException):
+        error.show()
+        return EXIT_USAGE if isinstance(error, click.UsageError) else error.exit_code
+    if isinstance(error, StrataError):
+        message, code = str(error), error.exit_code
+    elif isinstance(error, OSError):
+        message, code = _describe(error), EXIT_FAILURE
+    elif isinstance(error, MemoryError):
+        message, code = "not enough memory\n  remedy: a smaller model.context or kv.size", EXIT_FAILURE
+    else:
+        message = f"internal error: {type(error).__name__}: {error}\n  remedy: report it with --debug's output"
+        code = EXIT_FAILURE
+    click.echo(f"error: {printable(message)}", err=True)
+    return code
+
+
+def _describe(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout at exit and would complain about the reader that left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

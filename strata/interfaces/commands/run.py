@@ -1,0 +1,121 @@
+"""`strata run`: one answer, or a chat on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from strata.config import Config, Override, load_config
+from strata.errors import UsageError
+
+# Flags are llama.cpp's; each stands for an option of the configuration, which checks its value.
+_FLAGS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
+    (("-m", "--model"), "model.path", "PATH", "Store, GGUF file, Hugging Face directory, demo or smollm2."),
+    (("-c", "--context", "--ctx-size"), "model.context", "N", "Tokens of prompt and answer together."),
+    (("-t", "--threads"), "backend.threads", "N", "Threads that compute."),
+    (("--temp", "--temperature"), "sampling.temperature", "X", "Temperature; 0 takes the likeliest token."),
+    (("--top-k",), "sampling.top_k", "N", "Keep the N likeliest tokens; 0 keeps all."),
+    (("--top-p",), "sampling.top_p", "X", "Keep the likeliest tokens that make up X; 1 keeps all."),
+    (("--min-p",), "sampling.min_p", "X", "Drop tokens less likely than X times the likeliest."),
+    (("--repeat-penalty",), "sampling.repeat_penalty", "X", "Penalty of recent tokens; 1 is none."),
+    (("--repeat-last-n",), "sampling.repeat_last_n", "N", "How far it looks back; -1 is the whole context."),
+    (("--presence-penalty",), "sampling.presence_penalty", "X", "Penalty of tokens that occurred."),
+    (("--frequency-penalty",), "sampling.frequency_penalty", "X", "The same for every occurrence."),
+    (("-s", "--seed"), "sampling.seed", "N", "The same seed gives the same text; -1 is random."),
+    (("-n", "--max-tokens", "--predict"), "sampling.max_tokens", "N", "Tokens of an answer; -1 is unlimited."),
+    (("--stop",), "sampling.stop", "TEXT", "End the answer before this text (repeatable)."),
+    (("--system",), "chat.system", "TEXT", "System prompt."),
+)
+
+
+def _add_flags(function: Callable[..., None]) -> Callable[..., None]:
+    for names, option, metavar, text in reversed(_FLAGS):
+        several = option == "sampling.stop"
+        function = click.option(
+            *names, option.replace(".", "__"), metavar=metavar, help=text, multiple=several
+        )(function)
+    return function
+
+
+@click.command("run")
+@click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
+@click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@click.option("-p", "--prompt", metavar="TEXT", help="Answer this once and exit; standard input is not read.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
+@_add_flags
+def command(
+    config_file: str | None,
+    settings: tuple[str, ...],
+    prompt: str | None,
+    raw: bool,
+    ignore_eos: bool,
+    show_config: bool,
+    **flags: Any,
+) -> int:
+    """Chat with a model, or answer one prompt.
+
+    On a terminal this opens a chat. With --prompt, or when standard input is not a terminal, there is one
+    answer on standard output and statistics on standard error. Piped input is one prompt, however many
+    lines it has; empty input is no prompt and nothing is loaded.
+
+    \b
+    Examples:
+      strata run --config configs/demo.yaml
+      strata run --model smollm2 --temp 0 --prompt "Why is the sky blue?"
+      git diff | strata run --config configs/smollm2.yaml --system "Summarise this change."
+    """
+    overrides = [Override.parse(item) for item in settings] + _overrides(flags)
+    if ignore_eos:
+        overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
+    config = load_config(config_file, overrides)
+    if show_config:
+        click.echo(config.show())
+        return 0
+    return _run(config, _single_prompt(prompt), raw)
+
+
+def _overrides(flags: dict[str, Any]) -> list[Override]:
+    """The flags that were given, as options of the configuration."""
+    found = []
+    for names, option, _, _ in _FLAGS:
+        given = flags[option.replace(".", "__")]
+        for text in given if isinstance(given, tuple) else (given,):
+            if text is not None:
+                found.append(Override(option, text, max(names, key=len)))
+    return found
+
+
+def _single_prompt(prompt: str | None) -> str | None:
+    """The prompt that is answered once, or None for a chat."""
+    from strata.interfaces.terminal import read_stdin, valid_text
+
+    if prompt is not None:
+        if not prompt.strip():
+            raise UsageError("--prompt is empty", remedy="write a question, or leave --prompt out to chat")
+        return valid_text(prompt)[0]
+    return None if sys.stdin is not None and sys.stdin.isatty() else read_stdin()
+
+
+def _run(config: Config, prompt: str | None, raw: bool) -> int:
+    if prompt is not None and not prompt.strip():
+        return 0  # case-45: end of input is a reason to leave, not a message
+    if not config.model.path:
+        raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
+    from strata.interfaces.models import open_model
+    from strata.interfaces.session import Session
+
+    with open_model(config) as model:
+        session = Session(model, config, raw=raw)
+        if prompt is not None:
+            from strata.interfaces.once import answer_once
+
+            return answer_once(session, prompt)
+        from strata.interfaces.chat import chat
+        from strata.interfaces.line_reader import history_path, make_reader
+
+        return chat(session, make_reader(history_path(config.chat.history)))

@@ -1,0 +1,95 @@
+"""A conversation with one model: messages in, answers out. The chat and the one-answer mode share it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strata.config import Config
+from strata.errors import RequestError
+from strata.interfaces.answer import Answer
+
+if TYPE_CHECKING:
+    from strata.interfaces.models import LoadedModel
+
+Message = dict[str, str]
+
+
+class Session:
+    """Owns the messages; the model belongs to the caller.
+
+    raw: the text goes to the model as it is; there is then no conversation, every prompt stands alone.
+    """
+
+    def __init__(self, model: LoadedModel, config: Config, *, raw: bool = False) -> None:
+        if not raw and model.template is None:
+            raise RequestError(
+                f"{model.name} has no chat template",
+                remedy="--raw continues a text; chat.template names a template file",
+            )
+        self.model = model
+        self.raw = raw
+        self.sampling = config.sampling
+        self.system = config.chat.system
+        self.messages: list[Message] = []
+        self.last: Answer | None = None
+        self._asked = 0
+
+    @property
+    def title(self) -> str:
+        """What a user should know about the model, in a line."""
+        return f"{self.model.name}, context {self.context} tokens"
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may take together."""
+        return self.model.context
+
+    def all_messages(self) -> list[Message]:
+        """The conversation with its system prompt."""
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return system + self.messages
+
+    def reset(self) -> None:
+        """Forgets the messages, keeps system prompt and sampling."""
+        self.messages.clear()
+
+    def ask(self, text: str) -> Answer:
+        """The answer to a message, not begun yet; a message that does not fit leaves no trace."""
+        if self.raw:
+            return self._answer(self.model.encode_text(text))
+        self.messages.append({"role": "user", "content": text})
+        try:
+            return self._answer(self.model.encode_chat(self.all_messages()))
+        except BaseException:
+            self.messages.pop()
+            raise
+
+    def ask_again(self) -> Answer:
+        """Another answer to the last user message; what came after it is dropped."""
+        while self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        if not self.messages:
+            raise RequestError("there is no message to answer again")
+        return self.ask(self.messages.pop()["content"])
+
+    def finish(self, answer: Answer) -> None:
+        """Takes an answer, whole or stopped, into the conversation."""
+        self.last = answer
+        if self.raw:
+            return
+        if answer.text:
+            self.messages.append({"role": "assistant", "content": answer.text})
+        elif self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()  # nothing came: two user turns in a row would break most templates
+
+    def statistics(self) -> str:
+        """Figures of the last answer."""
+        if self.last is None:
+            return "no answer yet"
+        from strata.interfaces.statistics import describe
+
+        return describe(self.last)
+
+    def _answer(self, prompt: list[int]) -> Answer:
+        self._asked += 1
+        return Answer(self.model, f"run-{self._asked}", prompt, self.sampling)
