@@ -92,7 +92,8 @@ class LatentAttention:
         if self.q is not None:
             q = ops.linear(hidden, self.q)
         else:
-            q = ops.linear(ops.rms_norm(ops.linear(hidden, self.q_a), self.q_a_norm, self.eps), self.q_b)
+            low = ops.linear(hidden, self.q_a)
+            q = ops.linear(ops.rms_norm(low, self.q_a_norm, mla.norm_eps), self.q_b)
         plain, rotated = ops.split_heads(q, heads, [mla.qk_nope_head_dim, mla.qk_rope_head_dim])
         rotated = ops.prepare_heads(rotated, heads, batch.positions, self.spec, None, self.eps)
         return ops.join_heads([ops.head_linear(plain, self.k_b, heads), rotated], heads)
@@ -101,7 +102,7 @@ class LatentAttention:
         """`[rows, kv_lora_rank + qk_rope_head_dim]`; its first kv_lora_rank elements are the value, too."""
         ops, mla = self.ops, self.mla
         latent, rotated = ops.split(ops.linear(hidden, self.kv_a), [mla.kv_lora_rank, mla.qk_rope_head_dim])
-        latent = ops.rms_norm(latent, self.kv_a_norm, self.eps)
+        latent = ops.rms_norm(latent, self.kv_a_norm, mla.norm_eps)
         rotated = ops.prepare_heads(rotated, 1, batch.positions, self.spec, None, self.eps)
         return ops.join_heads([latent, rotated], 1)
 

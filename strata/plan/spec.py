@@ -41,7 +41,8 @@ class RopeSpec:
 class MlaSpec:
     """Multi-head latent attention (DeepSeek V2/V3): ranks and head parts in elements.
 
-    q_lora_rank 0: queries come from one projection (`attn.q.weight`).
+    q_lora_rank 0: queries come from one projection (`attn.q.weight`). norm_eps: of the latents' norms,
+    which in DeepSeek's code does not follow rms_norm_eps.
     """
 
     q_lora_rank: int
@@ -49,6 +50,7 @@ class MlaSpec:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
