@@ -14,7 +14,7 @@ from strata.core import Batch, Sequence
 class PagedStates:
     """Keys (or values) of every layer, page and token: what was appended, rounded as the KV dtype asks.
 
-    Elements start as NaN (int8: their scales), so a token that is read before it was written shows.
+    The arrays are numpy's zeros, whose memory is not touched before it is used.
     """
 
     def __init__(self, spec: KvSpec, pages: int, dim: int, dtype: torch.dtype) -> None:
@@ -23,11 +23,10 @@ class PagedStates:
         self.dtype = dtype
         self.scales: Tensor | None = None
         if spec.dtype == "int8":
-            self.elements = torch.zeros(*shape, dim, dtype=torch.int8)
-            self.scales = torch.full(shape, torch.nan, dtype=torch.float32)
+            self.elements = _zeros((*shape, dim), torch.int8)
+            self.scales = _zeros(shape, torch.float32)
         else:
-            stored = torch.bfloat16 if spec.dtype == "bf16" else dtype
-            self.elements = torch.full((*shape, dim), torch.nan, dtype=stored)
+            self.elements = _zeros((*shape, dim), torch.bfloat16 if spec.dtype == "bf16" else dtype)
 
     def append(self, layer: int, sequence: Sequence, states: Tensor) -> None:
         """Write `[count, kv_heads, dim]` at the sequence's positions."""
@@ -50,6 +49,10 @@ class PagedStates:
         positions = np.arange(start, stop)
         places = pages[positions // self.page_tokens].astype(np.int64) * self.page_tokens
         return torch.from_numpy(places + positions % self.page_tokens)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.zeros((*shape, dtype.itemsize), np.uint8)).view(dtype).squeeze(-1)
 
 
 class PagedKv:

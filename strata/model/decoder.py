@@ -45,6 +45,9 @@ class Decoder:
         self.final_norm = weights.vector(names.FINAL_NORM, spec.hidden, scale=spec.logit_scale)
         self.layers = [self._load_layer(weights, index) for index in range(spec.layers)]
         self.routes: Routes = {}
+        self.expert_layouts = {
+            index: store.expert_layout(index) for index in range(spec.layers) if spec.is_moe(index)
+        }
         # Of the embedding a step reads its tokens' rows only, unless it is the head as well.
         unread = 0 if spec.tied_head else weights.nbytes[names.EMBED]
         self.shared_bytes = sum(weights.nbytes.values()) - unread

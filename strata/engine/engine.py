@@ -1,0 +1,163 @@
+"""The step loop: schedule, execute, sample. The engine knows token ids only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import KvDtype, KvSpec
+from strata.core import FinishReason, Request
+from strata.engine.executor import Executor
+from strata.engine.metrics import Metrics, step_bytes
+from strata.engine.sampler import Sampler
+from strata.engine.scheduler import Scheduler, Work
+from strata.errors import NumericalError, RequestError
+from strata.memory.kv_pages import KvPages
+from strata.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """context: tokens of prompt and answer of one request, at most. chunk: prompt tokens per step.
+
+    pages: KV pages of page_tokens tokens each, for all requests together. valid_tokens: ids below it are
+    the tokenizer's; the vocabulary's rows from there on are padding. max_running: requests per step.
+    """
+
+    context: int
+    pages: int
+    valid_tokens: int
+    page_tokens: int = 32
+    kv_dtype: KvDtype = "int8"
+    chunk: int = 512
+    max_running: int = 64
+
+
+class Event(NamedTuple):
+    """A request's progress: a new token; or None when it ended without one (stop id, error)."""
+
+    request: Request
+    token: int | None
+
+
+class Engine:
+    """Runs many requests over one decoder. Belongs to one thread; `step` does all the work.
+
+    A request ends with its finish_reason set: STOP (a stop id, which is appended to `tokens` but is no
+    event's token), LENGTH (max_tokens or the context is full), ABORT, ERROR (`error` says why).
+    """
+
+    def __init__(self, decoder: Decoder, options: EngineOptions) -> None:
+        self.decoder = decoder
+        self.options = options
+        self.kv = KvSpec.of(decoder.spec, options.page_tokens, options.kv_dtype)
+        self.pages = KvPages(options.pages, options.page_tokens)
+        self.scheduler = Scheduler(self.pages, options.context, options.chunk, options.max_running)
+        self.executor = Executor(decoder, decoder.backend.kv_cache(self.kv, options.pages))
+        self.metrics = Metrics()
+        self._requests: dict[str, Request] = {}
+        self._samplers: dict[str, Sampler] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; with max_tokens 0 it ends at once.
+
+        Raises RequestError (ids outside the vocabulary, an id in use), ContextOverflowError (the prompt
+        leaves no room for a token) or CapacityError (its worst case exceeds all pages).
+        """
+        self._check(request)
+        self.metrics.start(request.request_id)
+        if request.sampling.max_tokens == 0:
+            request.finish_reason = FinishReason.LENGTH
+            return
+        self.scheduler.add(request)
+        banned = request.stop_ids if request.sampling.ignore_eos else ()
+        self._samplers[request.request_id] = Sampler(request.sampling, self.options.valid_tokens, banned)
+        self._requests[request.request_id] = request
+
+    def step(self) -> list[Event]:
+        """Compute one batch; the events are in order of admission. Nothing to do: no events."""
+        begin = time.perf_counter()
+        works = self.scheduler.schedule()
+        if not works:
+            return []
+        logits = self.executor.run(works)
+        completed = [work.request for work in works if work.completes]
+        events = [self._advance(request, row) for request, row in zip(completed, logits, strict=True)]
+        self._measure(works, time.perf_counter() - begin)
+        return events
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now and free its pages; False when no such request runs or waits."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, FinishReason.ABORT)
+        return True
+
+    def generate(self, request: Request) -> Iterator[int]:
+        """The tokens of one request, for callers that run one at a time (others' events would be lost).
+
+        Closing the iterator early aborts the request. Raises what `add` raises, and the request's error.
+        """
+        self.add(request)
+        try:
+            while request.finish_reason is None:
+                for event in self.step():
+                    if event.request is request and event.token is not None:
+                        yield event.token
+            if request.error is not None:
+                raise request.error
+        finally:
+            self.abort(request.request_id)
+
+    def check_integrity(self) -> None:
+        """AssertionError when pages, queue and requests do not agree."""
+        self.pages.check_integrity()
+        scheduled = [*self.scheduler.running, *self.scheduler.waiting]
+        if {id(request) for request in scheduled} != {id(request) for request in self._requests.values()}:
+            raise AssertionError(f"{len(scheduled)} requests scheduled, {len(self._requests)} known")
+        if not scheduled and self.pages.free != self.pages.total:
+            raise AssertionError(f"{self.pages.free} of {self.pages.total} pages free without any request")
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use", remedy="choose another")
+        low, high, vocab = min(request.prompt), max(request.prompt), self.decoder.spec.vocab
+        if low < 0 or high >= vocab:
+            raise RequestError(
+                f"the prompt has token ids {low} to {high}, the vocabulary is 0 to {vocab - 1}"
+            )
+
+    def _advance(self, request: Request, logits: NDArray[np.float32]) -> Event:
+        """Sample the next token of a request, and end the request if it is its last."""
+        try:
+            token = self._samplers[request.request_id].sample(logits, request.tokens)
+        except NumericalError as error:
+            request.error = error
+            self._finish(request, FinishReason.ERROR)
+            return Event(request, None)
+        request.tokens.append(token)
+        if token in request.stop_ids:
+            self._finish(request, FinishReason.STOP)
+            return Event(request, None)
+        if len(request.tokens) >= self.scheduler.worst_case(request):
+            self._finish(request, FinishReason.LENGTH)
+        return Event(request, token)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        self.scheduler.remove(request)
+        del self._requests[request.request_id], self._samplers[request.request_id]
+
+    def _measure(self, works: list[Work], seconds: float) -> None:
+        self.metrics.add_step(works, step_bytes(self.decoder, self.kv, works), seconds)

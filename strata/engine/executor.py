@@ -1,0 +1,54 @@
+"""From scheduled work to logits: builds the Batch and runs the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.core import Batch, Sequence
+from strata.engine.scheduler import Work
+from strata.model.decoder import Decoder
+
+
+class Executor:
+    """Runs one decoder over one KV cache (the backend's, as `Backend.kv_cache` made it)."""
+
+    def __init__(self, decoder: Decoder, cache: Any) -> None:
+        self.decoder = decoder
+        self.cache = cache
+
+    def run(self, works: List[Work]) -> NDArray[np.float32]:
+        """Compute the works' tokens; logits f32 `[n, vocab]` of those that complete, in order.
+
+        Afterwards the tokens are in the KV pages and `computed` of each request says so.
+        """
+        batch = build_batch(works)
+        logits = self.decoder.forward(batch, self.cache)
+        for work in works:
+            work.request.computed += work.count
+        if logits is None:
+            return np.empty((0, self.decoder.spec.vocab), dtype=np.float32)
+        return self.decoder.backend.to_numpy(logits)
+
+
+def build_batch(works: List[Work]) -> Batch:
+    """Pack the works' tokens row after row."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences: list[Sequence] = []
+    logit_rows: list[int] = []
+    for work in works:
+        request, stop = work.request, work.start + work.count
+        sequences.append(Sequence(len(token_ids), work.count, work.start, _int32(request.pages)))
+        token_ids += request.tokens[work.start : stop]
+        positions += range(work.start, stop)
+        if work.completes:
+            logit_rows.append(len(token_ids) - 1)
+    return Batch(_int32(token_ids), _int32(positions), tuple(sequences), _int32(logit_rows))
+
+
+def _int32(values: list[int]) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)

@@ -1,0 +1,111 @@
+"""What the engine has done and how fast: per request, and in total.
+
+Bytes are computed from the formats, not measured: what a step has to read of weights and KV at least.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strata.backends.base import KvSpec
+from strata.engine.scheduler import Work
+from strata.model.decoder import Decoder
+
+KEPT_REQUESTS = 1024
+"""Requests whose figures are kept; a server must not grow with every request it has seen."""
+
+
+@dataclass
+class Phase:
+    """Tokens computed in one phase (prefill or decode), the seconds they took and the bytes they read.
+
+    Seconds and bytes of a step are shared among its tokens, each counting the same.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    bytes: float = 0.0
+
+    def add(self, tokens: int, seconds: float, read: float) -> None:
+        """Count tokens with their share of a step."""
+        self.tokens += tokens
+        self.seconds += seconds
+        self.bytes += read
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Progress:
+    """Prompt tokens computed (prefill) and answer tokens computed (decode)."""
+
+    prefill: Phase = field(default_factory=Phase)
+    decode: Phase = field(default_factory=Phase)
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes one step reads: weights that every token shares, the experts it touches, keys and values."""
+
+    shared: int
+    experts: int
+    kv: int
+
+    @property
+    def total(self) -> int:
+        return self.shared + self.experts + self.kv
+
+
+@dataclass
+class Metrics:
+    """Totals since the engine started, and the figures of the last KEPT_REQUESTS requests."""
+
+    steps: int = 0
+    total: Progress = field(default_factory=Progress)
+    requests: OrderedDict[str, Progress] = field(default_factory=OrderedDict)
+
+    def start(self, request_id: str) -> None:
+        """Begin a request's figures; the oldest request's are forgotten when there are too many."""
+        self.requests[request_id] = Progress()
+        self.requests.move_to_end(request_id)
+        if len(self.requests) > KEPT_REQUESTS:
+            self.requests.popitem(last=False)
+
+    def add_step(self, works: Sequence[Work], read: StepBytes, seconds: float) -> None:
+        """Count one step of `seconds` wall time."""
+        self.steps += 1
+        rows = sum(work.count for work in works)
+        for work in works:
+            share = work.count / rows
+            for progress in (self.total, self.requests.get(work.request.request_id)):
+                if progress is not None:
+                    phase = progress.prefill if work.is_prefill else progress.decode
+                    phase.add(work.count, share * seconds, share * read.total)
+
+
+def step_bytes(decoder: Decoder, kv: KvSpec, works: Sequence[Work]) -> StepBytes:
+    """Bytes of the decoder's latest forward pass, which computed `works`."""
+    experts = sum(
+        len(np.unique(ids)) * decoder.expert_layouts[layer].payload_bytes
+        for layer, ids in decoder.routes.items()
+    )
+    token_bytes = kv.page_bytes // (kv.layers * kv.page_tokens)
+    windows = [decoder.spec.window(layer) for layer in range(kv.layers)]
+    tokens = sum(_visible(work, window) for work in works for window in windows)
+    return StepBytes(decoder.shared_bytes, experts, tokens * token_bytes)
+
+
+def _visible(work: Work, window: int) -> int:
+    """Tokens of one layer's KV that the work's rows see between them."""
+    stop = work.start + work.count
+    return min(stop, window + work.count - 1) if window else stop
