@@ -21,15 +21,22 @@ DOWNLOAD_AGAIN = "incomplete download? Fetch the file again and compare its size
 BROKEN = "the file is broken or malicious; do not use it"
 MAX_TENSOR_NAME = 1024
 MAX_JSON_BYTES = 100_000_000  # the safetensors format's own limit for headers
-# Real headers hold 3 brackets per tensor; `[[],[],..]` would turn 100 MB of JSON into 2 GB of lists.
-MAX_JSON_CONTAINERS = 2_000_000
+# Real headers have some 10 brackets and commas per tensor, so this is 400 000 tensors in one file;
+# `[[],[],..` would turn 100 MB of JSON into gigabytes of Python objects.
+MAX_JSON_ITEMS = 4_000_000
 _LISTED = 1000
+_SHOWN = 120
 
 
-def shown(text: object, limit: int = 120) -> str:
-    """A name or value from a file, made safe to print: escaped and cut."""
-    escaped = ascii(text)
-    return escaped if len(escaped) <= limit else f"{escaped[:limit]}... ({len(escaped)} characters)"
+def shown(value: object) -> str:
+    """A name or value from a file, made safe to print: escaped and cut before it is copied."""
+    if isinstance(value, str | bytes):
+        more = f"... ({len(value)} long)" if len(value) > _SHOWN else ""
+        return ascii(value[:_SHOWN]) + more
+    if isinstance(value, list | tuple):
+        flat = len(value) <= _SHOWN // 8 and all(isinstance(v, int | float) for v in value)
+        return str(list(value)) if flat else f"a list of {len(value)} values"
+    return f"an object of {len(value)} keys" if isinstance(value, dict) else ascii(value)
 
 
 def listed(names: list[str]) -> str:
@@ -114,8 +121,9 @@ def check_tensor_name(name: str, path: Path, limit: int = MAX_TENSOR_NAME) -> No
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
     """A JSON object without duplicate keys. `where` names it in errors (FileFormatError)."""
-    if data.count(b"{") + data.count(b"[") > MAX_JSON_CONTAINERS:
-        raise FileFormatError(f"{where}: more than {MAX_JSON_CONTAINERS} lists and objects in the JSON")
+    items = sum(data.count(mark) for mark in (b"{", b"[", b","))
+    if items > MAX_JSON_ITEMS:
+        raise FileFormatError(f"{where}: {items} values in the JSON, at most {MAX_JSON_ITEMS} are read")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(pairs, where))
     except RecursionError:

@@ -109,8 +109,7 @@ def _open(path: Path) -> tuple[CheckpointFile, GgufHeader]:
 
 def _part_paths(path: Path, stem: str, count: int) -> list[Path]:
     names = [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
-    present = {entry.name for entry in path.parent.iterdir()}
-    missing = [name for name in names if name not in present]
+    missing = [name for name in names if not (path.parent / name).exists()]
     if missing:
         raise IncompleteError(
             f"{path}: {len(missing)} of {count} parts are missing: {listed(missing)}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strata.errors import FileFormatError, IncompleteError, UsageError
@@ -17,14 +17,15 @@ SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.safe
 
 @dataclass(frozen=True)
 class Shards:
-    """directory: where config.json is looked for. files: every opened file by path, in order.
+    """directory: where config.json is looked for. files: every opened file in order.
 
-    tensors: name -> (tensor, its file).
+    tensors: name -> (tensor, its file). described_by: the index, if there is one.
     """
 
     directory: Path
-    files: dict[Path, CheckpointFile]
+    files: list[Path]
     tensors: dict[str, tuple[StoredTensor, CheckpointFile]]
+    described_by: tuple[Path, ...] = ()
 
 
 def open_shards(path: Path) -> Shards:
@@ -65,7 +66,7 @@ def _open_one(path: Path) -> Shards:
         return _load(path.parent, _siblings(path.parent, path.name))
     file = CheckpointFile(path)  # named by the user, so a symlink may lead anywhere
     tensors = parse_safetensors(file).tensors
-    return Shards(path.parent, {path: file}, {name: (t, file) for name, t in tensors.items()})
+    return Shards(path.parent, [path], {name: (t, file) for name, t in tensors.items()})
 
 
 def _siblings(directory: Path, name: str) -> list[str]:
@@ -85,8 +86,7 @@ def _siblings(directory: Path, name: str) -> list[str]:
 
 
 def _require(directory: Path, names: list[str]) -> None:
-    present = {entry.name for entry in directory.iterdir()}
-    missing = [name for name in names if name not in present and not (directory / name).exists()]
+    missing = [name for name in names if not (directory / name).exists()]
     if missing:
         raise IncompleteError(
             f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)}",
@@ -120,15 +120,15 @@ def _open_index(index: Path) -> Shards:
         raise IncompleteError(
             f"{index}: tensors are not where the index says: {listed(absent)}", remedy=DOWNLOAD_AGAIN
         )
-    return shards
+    return replace(shards, described_by=(index,))
 
 
 def _load(directory: Path, names: list[str]) -> Shards:
-    files: dict[Path, CheckpointFile] = {}
+    files: list[Path] = []
     tensors: dict[str, tuple[StoredTensor, CheckpointFile]] = {}
     for name in names:
         file = CheckpointFile(inside(directory, name, "shard"))
-        files[file.path] = file
+        files.append(file.path)
         for tensor in parse_safetensors(file).tensors.values():
             if tensor.name in tensors:
                 other = tensors[tensor.name][1].path

@@ -117,7 +117,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> StoredTensor:
         )
     shape = _naturals(where, "shape", entry["shape"])
     offsets = _naturals(where, "data_offsets", entry["data_offsets"])
-    bits = prod(shape) * DTYPE_BITS[dtype]
+    bits = prod(shape[: MAX_DIMS + 1]) * DTYPE_BITS[dtype]
     if len(shape) > MAX_DIMS or bits % 8:
         raise FileFormatError(f"{where} has the impossible shape {shown(list(shape))}", remedy=BROKEN)
     if len(offsets) != 2 or offsets[1] - offsets[0] != bits // 8:

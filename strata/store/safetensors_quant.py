@@ -52,21 +52,24 @@ def floats(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32] | None:
     return None
 
 
-def check_method(config: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+def check_method(config: Mapping[str, Any], producer: Any, where: str) -> tuple[int, int] | None:
     """The FP8 block size [rows, cols] of config.json, None when there is none.
 
+    producer: `quantization` of ModelOpt's hf_quant_config.json, which older exports have instead.
     Raises UnsupportedError naming any other quantization method.
     """
     quantization = _quantization(config)
+    if quantization is None and isinstance(producer, dict) and producer.get("quant_algo"):
+        quantization = {**producer, "quant_method": "modelopt"}
     if quantization is None:
         return None
     method = quantization.get("quant_method")
     if method == "mxfp4":
         return None
     if method != "fp8" or quantization.get("quant_algo") not in (None, "FP8"):
-        algorithm = quantization.get("quant_algo", "")
+        named = " ".join(shown(part) for part in (method, quantization.get("quant_algo")) if part)
         raise UnsupportedError(
-            f"{where}: quantization method {shown(method)} {algorithm} is not supported", remedy=_OTHER_SOURCE
+            f"{where}: quantization method {named} is not supported", remedy=_OTHER_SOURCE
         )
     block = quantization.get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2 or any(type(b) is not int or b < 1 for b in block):

@@ -41,11 +41,10 @@ class SafetensorsSource:
         self.path = path
         shards = open_shards(path)
         self._placed = shards.tensors
-        self._files = list(shards.files)
-        self.config: Mapping[str, Any] = {}
-        if (shards.directory / "config.json").exists():
-            self.config = read_json_file(inside(shards.directory, "config.json", "file"))
-        block = check_method(self.config, str(path))
+        self._files = [*shards.files, *shards.described_by]
+        self.config: Mapping[str, Any] = self._json(shards.directory, "config.json")
+        producer = self._json(shards.directory, "hf_quant_config.json").get("quantization")
+        block = check_method(self.config, producer, str(path))
         self._fp8 = fp8_weights(self._placed, block, str(path))
         self._mxfp4 = mxfp4_weights(self._placed, str(path))
         self.tensors: Mapping[str, TensorInfo] = self._list()
@@ -74,8 +73,14 @@ class SafetensorsSource:
         return QuantizedRows("mxfp4", *self._mxfp4[name].codes(start, stop))
 
     def files(self) -> Sequence[Path]:
-        """See CheckpointSource: the safetensors files in order (config.json not among them)."""
+        """See CheckpointSource: the safetensors files in order, then the index and the configs."""
         return self._files
+
+    def _json(self, directory: Path, name: str) -> dict[str, Any]:
+        if not (directory / name).exists():
+            return {}
+        self._files.append(inside(directory, name, "file"))
+        return read_json_file(self._files[-1])
 
     def _list(self) -> dict[str, TensorInfo]:
         infos = {}
