@@ -20,7 +20,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")
-PLAIN_SOURCES = [CSRC / "bindings.cpp", CSRC / "cpu" / "features.cpp"]
+PLAIN_SOURCES = [CSRC / "bindings.cpp", CSRC / "bindings_tokens.cpp", CSRC / "cpu" / "features.cpp"]
 
 COMMON = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-g0"]
 PLAIN = ["-march=x86-64", "-mtune=generic"]

@@ -1,6 +1,8 @@
 // strata._C: the only file that knows Python. Compiled for plain x86-64, so importing it never needs AVX2.
 //
 // Every array is checked here (dtype, layout, shape) before its pointer goes on; ops run without the GIL.
+#include "bindings_tokens.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -44,4 +46,5 @@ void bind_cpu(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ ops of Strata; use strata.backends.cpu";
     bind_cpu(m);
+    bind_token_ops(m);
 }

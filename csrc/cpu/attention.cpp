@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "cpu/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,10 @@
 #include <limits>
 #include <vector>
 
-#include "vec8.h"
+#include "cpu/parallel.h"
+#include "cpu/vec8.h"
 
-namespace strata {
+namespace strata::cpu {
 namespace {
 
 // Tokens of KV that one work item covers: deep decodes spread over threads, short ones stay whole.
@@ -256,4 +257,4 @@ void attention(ThreadPool& pool, const AttentionArgs& args, const KvLayer& cache
     });
 }
 
-}  // namespace strata
+}  // namespace strata::cpu

@@ -1,11 +1,11 @@
 // Causal attention over paged keys and values, for any number of query rows per sequence.
 #pragma once
 
-#include "kv_cache.h"
-#include "sequence.h"
-#include "thread_pool.h"
+#include "cpu/kv_cache.h"
+#include "cpu/sequence.h"
+#include "cpu/thread_pool.h"
 
-namespace strata {
+namespace strata::cpu {
 
 struct AttentionArgs {
     size_t heads;        // query heads; head h reads KV head h / (heads / kv_heads)
@@ -20,4 +20,4 @@ struct AttentionArgs {
 void attention(ThreadPool& pool, const AttentionArgs& args, const KvLayer& cache,
                const SequenceView* sequences, size_t count, const float* q, float* out);
 
-}  // namespace strata
+}  // namespace strata::cpu

@@ -1,12 +1,13 @@
-#include "heads.h"
+#include "cpu/heads.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "norm.h"
+#include "cpu/norm.h"
+#include "cpu/parallel.h"
 
-namespace strata {
+namespace strata::cpu {
 
 static void rotate_halves(float* head, const float* cosines, const float* sines, size_t half) {
     for (size_t i = 0; i < half; ++i) {
@@ -56,4 +57,4 @@ void prepare_heads(ThreadPool& pool, const HeadsSpec& spec, float* x, size_t str
     });
 }
 
-}  // namespace strata
+}  // namespace strata::cpu

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "thread_pool.h"
+#include "cpu/thread_pool.h"
 
-namespace strata {
+namespace strata::cpu {
 
 enum class HeadNorm { none, per_head, all_heads };
 
@@ -23,4 +23,4 @@ struct HeadsSpec {
 // In place on x: f32 [rows, heads * dim], row stride `stride` floats (q, k and v share a row).
 void prepare_heads(ThreadPool& pool, const HeadsSpec& spec, float* x, size_t stride);
 
-}  // namespace strata
+}  // namespace strata::cpu

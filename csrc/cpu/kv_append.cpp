@@ -1,10 +1,12 @@
-#include "kv_append.h"
+#include "cpu/kv_append.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-namespace strata {
+#include "cpu/parallel.h"
+
+namespace strata::cpu {
 
 static uint16_t to_bf16(float x) {
     uint32_t bits;
@@ -65,4 +67,4 @@ void kv_append(ThreadPool& pool, const KvLayer& cache, const SequenceView* seque
     }
 }
 
-}  // namespace strata
+}  // namespace strata::cpu

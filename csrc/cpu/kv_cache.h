@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace strata {
+namespace strata::cpu {
 
 enum class KvType { int8, bf16, f32 };
 
@@ -27,4 +27,4 @@ struct KvLayer {
     }
 };
 
-}  // namespace strata
+}  // namespace strata::cpu

@@ -1,10 +1,11 @@
-#include "norm.h"
+#include "cpu/norm.h"
 
 #include <cmath>
 
-#include "vec8.h"
+#include "cpu/parallel.h"
+#include "cpu/vec8.h"
 
-namespace strata {
+namespace strata::cpu {
 
 static float sum_of_squares(const float* x, size_t dim) {
     __m256 total0 = _mm256_setzero_ps(), total1 = _mm256_setzero_ps();
@@ -60,4 +61,4 @@ void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float 
     });
 }
 
-}  // namespace strata
+}  // namespace strata::cpu

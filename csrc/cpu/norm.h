@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "thread_pool.h"
+#include "cpu/thread_pool.h"
 
-namespace strata {
+namespace strata::cpu {
 
 // y[i] = x[i] / sqrt(mean(x^2) + eps) * weight over each of `groups` consecutive runs of `dim` floats.
 // x and y may be the same memory. The mean is accumulated in f64 blocks of f32 lanes.
@@ -19,4 +19,4 @@ void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float 
 // One run on the calling thread; other ops normalise heads with it.
 void rms_norm_run(const float* x, const float* weight, float* y, size_t dim, float eps);
 
-}  // namespace strata
+}  // namespace strata::cpu

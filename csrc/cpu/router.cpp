@@ -1,11 +1,13 @@
-#include "router.h"
+#include "cpu/router.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-namespace strata {
+#include "cpu/parallel.h"
+
+namespace strata::cpu {
 
 static constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
@@ -87,4 +89,4 @@ void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_
     });
 }
 
-}  // namespace strata
+}  // namespace strata::cpu

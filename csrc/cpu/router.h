@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "thread_pool.h"
+#include "cpu/thread_pool.h"
 
-namespace strata {
+namespace strata::cpu {
 
 enum class RouterScore { softmax, sigmoid, softmax_topk };
 enum class GroupScore { max, top2 };
@@ -27,4 +27,4 @@ struct RouterArgs {
 void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids,
            float* weights);
 
-}  // namespace strata
+}  // namespace strata::cpu

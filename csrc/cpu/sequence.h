@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace strata {
+namespace strata::cpu {
 
 struct SequenceView {
     size_t first_row, count, start;  // rows of the batch; position of the first of them
     const int32_t* pages;            // page ids, covering at least start + count tokens
 };
 
-}  // namespace strata
+}  // namespace strata::cpu

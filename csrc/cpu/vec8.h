@@ -8,8 +8,7 @@
 
 #include <cstdint>
 
-namespace strata {
-namespace vec8 {
+namespace strata::cpu::vec8 {
 
 static inline float sum(__m256 v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -54,5 +53,4 @@ static inline __m256 load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-}  // namespace vec8
-}  // namespace strata
+}  // namespace strata::cpu::vec8

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends import isa
+from strata.backends.cpu_tokens import TokenOps
 from strata.hardware.cpu import choose_cpus
 from strata.store.formats import FORMATS
 
@@ -22,7 +23,7 @@ F32 = NDArray[np.float32]
 _PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
 
 
-class CpuBackend:
+class CpuBackend(TokenOps):
     """See `base.Backend` for what each op does."""
 
     name = "cpu"
@@ -35,6 +36,7 @@ class CpuBackend:
         isa_name: str | None = None,
     ) -> None:
         """threads: None = one per allowed physical core. cpus: where they may run. isa_name: as STRATA_ISA."""
+        super().__init__()
         extension = isa.extension()
         chosen = choose_cpus(threads, cpus)
         for text in chosen.warnings:
@@ -54,7 +56,9 @@ class CpuBackend:
         return self.chosen_cpus.bind and bool(self.cpu.bind_caller())
 
     def supports(self, op: str, fmt: str) -> bool:
-        """Every packed op with every weight format."""
+        """Every packed op with every weight format, attention with every KV dtype."""
+        if op in ("kv_cache", "attention"):
+            return fmt in ("int8", "bf16", "f32")
         return op in _PACKED_OPS and fmt in FORMATS
 
     def vector(self, values: NDArray[Any]) -> F32:

@@ -9,11 +9,59 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/formats.h"
+
 namespace strata::cpu {
+
+// 64 activations as int8: value = code * scale. One span of 64 columns uses entry 0; spans of 32 columns
+// (formats of group 32) use both. sums: of the codes of a span, for weights stored with an offset or a
+// minimum. Everything a kernel needs of one token and unit stands behind one pointer.
+struct QuantUnit {
+    int8_t codes[kUnitCols];
+    float scales[2];
+    int32_t sums[2];
+};
+
+// Bytes that will be needed soon; fetched while the block before them is computed.
+struct Ahead {
+    const uint8_t* at = nullptr;
+    size_t bytes = 0;
+};
+
+// One row block of a matrix times some tokens. rows: per token its QuantUnit[units] or float[padded cols].
+// out: f32 [tokens][16], overwritten.
+struct BlockJob {
+    const Matrix* matrix;
+    const uint8_t* block;
+    const void* const* rows;
+    int tokens;
+    float* out;
+    Ahead ahead;
+};
+using BlockFn = void (*)(const BlockJob&);
+
+enum class Gate : int { kSilu, kGeluTanh, kSwigluClamped };
+struct Gating {
+    Gate kind;
+    float alpha, limit;
+};
 
 struct Kernels {
     const char* name;
+    // Indexed by format code. int8 activations; null for bf16 and f16.
+    BlockFn dot_q8[kFormatCount];
+    // f32 activations; every format.
+    BlockFn dot_f32[kFormatCount];
+    // One row of a matrix as f32 [cols].
+    void (*decode_row[kFormatCount])(const Matrix& matrix, int row, float* out);
+    // x [cols] -> out[units]; columns beyond cols count as 0. span: 32 or 64.
+    void (*quantize)(const float* x, int cols, int span, QuantUnit* out);
+    // z [tokens][16] = 8 gate and 8 up values, bias [16] or null -> h[token * stride + 0..7].
+    void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride);
 };
+
+// Columns that share an activation scale when they meet weights of this format.
+constexpr int activation_span(const Format& format) { return format.group == 32 ? 32 : 64; }
 
 namespace avx2 {
 extern const Kernels kKernels;

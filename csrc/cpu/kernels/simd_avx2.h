@@ -1,0 +1,103 @@
+// AVX2: 16 lanes are two registers.
+#pragma once
+
+namespace strata::cpu::avx2 {
+namespace {
+
+struct Ints {  // 16 x i32, or 64 bytes
+    __m256i a, b;
+};
+struct Floats {
+    __m256 a, b;
+};
+
+// Tokens that a tile of 16 rows handles at once: 2 registers each for the running products.
+constexpr int kTile = 4;
+// Signed weights meet signed activations through abs and sign, so they need no offset.
+constexpr int kInt8Offset = 0;
+
+STRATA_INLINE Ints load_ints(const void* p) {
+    const __m256i* v = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+STRATA_INLINE void store_ints(void* p, Ints x) {
+    __m256i* v = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(v, x.a);
+    _mm256_storeu_si256(v + 1, x.b);
+}
+STRATA_INLINE Ints set_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+STRATA_INLINE Ints set_bytes(int x) { return set_ints(x * 0x01010101); }
+STRATA_INLINE Ints and_ints(Ints x, Ints y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+STRATA_INLINE Ints max_ints(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+STRATA_INLINE Ints shift_right(Ints x, int n) { return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
+STRATA_INLINE Ints shift_left(Ints x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+STRATA_INLINE Ints sign_shift_right(Ints x, int n) {
+    return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
+}
+// table[index] per byte; indexes are 0..15.
+STRATA_INLINE Ints lookup(__m128i table, Ints index) {
+    const __m256i both = _mm256_broadcastsi128_si256(table);
+    return {_mm256_shuffle_epi8(both, index.a), _mm256_shuffle_epi8(both, index.b)};
+}
+STRATA_INLINE Ints broadcast4(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return set_ints(four);
+}
+
+// Products of unsigned weight bytes and signed activation bytes. `part` sums pairs in 16 bits, which holds
+// 32767 / (2 * 127 * largest weight) steps; flush widens it into 32-bit sums of four columns.
+constexpr int unsigned_steps(int largest_weight) { return largest_weight > 16 ? 4 : 8; }
+STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) {
+    return {_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, x.a)),
+            _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, x.b))};
+}
+STRATA_INLINE Ints flush_unsigned(Ints sum, Ints part) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(part.a, one)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(part.b, one))};
+}
+// The same for int8 weights: a pair may reach 2 * 128 * 127, so it is widened at once.
+STRATA_INLINE Ints prepare_signed(Ints w) { return w; }
+STRATA_INLINE __m256i mac_signed(__m256i part, __m256i w, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(part, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+STRATA_INLINE Ints mac_signed(Ints part, Ints w, Ints x) {
+    return {mac_signed(part.a, w.a, x.a), mac_signed(part.b, w.b, x.b)};
+}
+STRATA_INLINE Ints flush_signed(Ints sum, Ints part) {
+    return {_mm256_add_epi32(sum.a, part.a), _mm256_add_epi32(sum.b, part.b)};
+}
+
+STRATA_INLINE Floats load_floats(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+STRATA_INLINE void store_floats(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+STRATA_INLINE Floats set_floats(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+STRATA_INLINE Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+STRATA_INLINE Floats as_floats(Ints x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+STRATA_INLINE Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+STRATA_INLINE Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+STRATA_INLINE Floats fma(Floats x, Floats y, Floats z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+STRATA_INLINE Floats load_f16(const void* p) {
+    const __m128i* v = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(v)), _mm256_cvtph_ps(_mm_loadu_si128(v + 1))};
+}
+// 16 bytes as u32 lanes.
+STRATA_INLINE Ints load_u8(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+}
+// The low 16 bits of every lane, read as fp16.
+STRATA_INLINE Floats low_f16(Ints x) {
+    const Ints low = and_ints(x, set_ints(0xffff));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.a, low.b), 0xd8);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
+}
+
+}  // namespace
+}  // namespace strata::cpu::avx2

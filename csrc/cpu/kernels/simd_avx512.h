@@ -1,0 +1,65 @@
+// AVX-512 with VNNI: 16 lanes are one register.
+#pragma once
+
+namespace strata::cpu::avx512 {
+namespace {
+
+struct Ints {  // 16 x i32, or 64 bytes
+    __m512i v;
+};
+struct Floats {
+    __m512 v;
+};
+
+// Tokens that a tile of 16 rows handles at once; dpbusd takes 5 cycles, so 8 independent sums keep it busy.
+constexpr int kTile = 8;
+// dpbusd wants unsigned weights: int8 is stored with its sign bit flipped, that is plus 128.
+constexpr int kInt8Offset = 128;
+
+STRATA_INLINE Ints load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
+STRATA_INLINE void store_ints(void* p, Ints x) { _mm512_storeu_si512(p, x.v); }
+STRATA_INLINE Ints set_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+STRATA_INLINE Ints set_bytes(int x) { return set_ints(x * 0x01010101); }
+STRATA_INLINE Ints and_ints(Ints x, Ints y) { return {_mm512_and_si512(x.v, y.v)}; }
+STRATA_INLINE Ints max_ints(Ints x, Ints y) { return {_mm512_max_epi32(x.v, y.v)}; }
+STRATA_INLINE Ints shift_right(Ints x, int n) { return {_mm512_srli_epi32(x.v, n)}; }
+STRATA_INLINE Ints shift_left(Ints x, int n) { return {_mm512_slli_epi32(x.v, n)}; }
+STRATA_INLINE Ints sign_shift_right(Ints x, int n) { return {_mm512_srai_epi32(x.v, n)}; }
+// table[index] per byte; indexes are 0..15.
+STRATA_INLINE Ints lookup(__m128i table, Ints index) {
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index.v)};
+}
+STRATA_INLINE Ints broadcast4(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return set_ints(four);
+}
+
+// Products of unsigned weight bytes and signed activation bytes, summed in 32 bits: no limit on the steps.
+constexpr int unsigned_steps(int) { return 8; }
+STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) { return {_mm512_dpbusd_epi32(part.v, w.v, x.v)}; }
+STRATA_INLINE Ints flush_unsigned(Ints sum, Ints part) { return {_mm512_add_epi32(sum.v, part.v)}; }
+STRATA_INLINE Ints prepare_signed(Ints w) { return {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))}; }
+STRATA_INLINE Ints mac_signed(Ints part, Ints w, Ints x) { return mac_unsigned(part, w, x); }
+STRATA_INLINE Ints flush_signed(Ints sum, Ints part) { return flush_unsigned(sum, part); }
+
+STRATA_INLINE Floats load_floats(const float* p) { return {_mm512_loadu_ps(p)}; }
+STRATA_INLINE void store_floats(float* p, Floats x) { _mm512_storeu_ps(p, x.v); }
+STRATA_INLINE Floats set_floats(float x) { return {_mm512_set1_ps(x)}; }
+STRATA_INLINE Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+STRATA_INLINE Floats as_floats(Ints x) { return {_mm512_castsi512_ps(x.v)}; }
+STRATA_INLINE Floats add(Floats x, Floats y) { return {_mm512_add_ps(x.v, y.v)}; }
+STRATA_INLINE Floats mul(Floats x, Floats y) { return {_mm512_mul_ps(x.v, y.v)}; }
+STRATA_INLINE Floats fma(Floats x, Floats y, Floats z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+STRATA_INLINE Floats load_f16(const void* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+// 16 bytes as u32 lanes.
+STRATA_INLINE Ints load_u8(const void* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+// The low 16 bits of every lane, read as fp16.
+STRATA_INLINE Floats low_f16(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))}; }
+
+}  // namespace
+}  // namespace strata::cpu::avx512

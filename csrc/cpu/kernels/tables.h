@@ -1,0 +1,16 @@
+// What the files of this folder hand to table.cpp.
+#pragma once
+
+#include "cpu/kernels/kernels.h"
+
+namespace strata::cpu::STRATA_ISA {
+
+using DecodeRowFn = void (*)(const Matrix&, int, float*);
+
+extern const BlockFn kDotQ8[kFormatCount];
+extern const BlockFn kDotF32[kFormatCount];
+extern const DecodeRowFn kDecodeRow[kFormatCount];
+void quantize(const float* x, int cols, int span, QuantUnit* out);
+void gate(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride);
+
+}  // namespace strata::cpu::STRATA_ISA

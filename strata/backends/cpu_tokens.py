@@ -1,0 +1,153 @@
+"""The CPU backend's ops on tokens: norms, heads, router, KV cache and attention (C++ in csrc/cpu)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import AttentionCall, KvSpec
+from strata.backends.rope import rope_tables
+from strata.core import Batch
+from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
+
+F32 = NDArray[np.float32]
+_ELEMENT = {"int8": np.int8, "bf16": np.uint16, "f32": np.float32}
+
+
+class CpuKvCache:
+    """KV pages of all layers. Memory is taken from the system page by page as it is first written."""
+
+    def __init__(self, extension: Any, spec: KvSpec, pages: int) -> None:
+        blocks = (spec.layers, pages, spec.kv_heads)
+        scales = (*blocks, spec.page_tokens) if spec.dtype == "int8" else (0,)
+        values = (0,) if spec.value_in_key else (*blocks, spec.page_tokens, spec.value_dim)
+        self.spec = spec
+        self.handle = extension.KvCache(
+            spec.dtype,
+            spec.layers,
+            pages,
+            spec.kv_heads,
+            spec.key_dim,
+            spec.value_dim,
+            spec.page_tokens,
+            spec.value_in_key,
+            np.zeros((*blocks, spec.key_dim, spec.page_tokens), _ELEMENT[spec.dtype]),
+            np.zeros(values, _ELEMENT[spec.dtype]),
+            np.zeros(scales, np.float32),
+            np.zeros((0,) if spec.value_in_key else scales, np.float32),
+        )
+
+
+class RopeCache:
+    """Tables of the batch at hand: every layer, queries and keys alike, rotates with the same ones."""
+
+    def __init__(self) -> None:
+        self._positions = b""
+        self._tables: dict[RopeSpec, tuple[F32, F32]] = {}
+
+    def tables(self, rope: RopeSpec, positions: NDArray[np.int32]) -> tuple[F32, F32]:
+        """cos, sin: f32 [rows, rotary_dim / 2]."""
+        if positions.tobytes() != self._positions:
+            self._positions = positions.tobytes()
+            self._tables.clear()
+        if rope not in self._tables:
+            self._tables[rope] = rope_tables(rope, positions)
+        return self._tables[rope]
+
+
+class TokenOps:
+    """The part of `CpuBackend` that works on tokens. `ops` is strata._C, `cpu` its threads and scratch."""
+
+    ops: Any
+    cpu: Any
+
+    def __init__(self) -> None:
+        self._rope = RopeCache()
+        self._sequences: tuple[Batch, list[Any]] | None = None
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """Root-mean-square norm over groups of len(weight) columns."""
+        y = np.empty_like(x)
+        self.ops.rms_norm(self.cpu, x, weight, y, eps)
+        return y
+
+    def add_rms_norm(self, residual: F32, branch: F32, scale: float, weight: F32, eps: float) -> F32:
+        """residual += scale * branch, then its norm."""
+        y = np.empty_like(residual)
+        self.ops.add_rms_norm(self.cpu, residual, branch, scale, weight, y, eps)
+        return y
+
+    def scaled_by_sigmoid(self, x: F32, gate: F32) -> F32:
+        """x * sigmoid(gate)."""
+        with np.errstate(over="ignore"):
+            scaled: F32 = x / (1 + np.exp(-gate))
+        return scaled
+
+    def plain_linear(self, x: F32, matrix: F32, bias: F32 | None = None) -> F32:
+        """x W^T + bias in f32; independent of the number of rows, unlike a BLAS."""
+        y = np.empty((len(x), len(matrix)), np.float32)
+        self.ops.plain_linear(self.cpu, x, matrix, bias, y)
+        return y
+
+    def prepare_heads(
+        self,
+        x: F32,
+        heads: int,
+        positions: NDArray[np.int32],
+        spec: AttentionSpec,
+        norm: F32 | None,
+        eps: float,
+    ) -> F32:
+        """Norm, clip, rotate; in place."""
+        cosines, sines = self._rope.tables(spec.rope, positions)
+        self.ops.prepare_heads(
+            self.cpu, x, heads, norm, eps, spec.clip_qkv, cosines, sines, spec.rope.interleaved
+        )
+        return x
+
+    def kv_cache(self, spec: KvSpec, pages: int) -> CpuKvCache:
+        """Storage for `pages` pages; page_tokens must be a multiple of 8."""
+        return CpuKvCache(self.ops, spec, pages)
+
+    def attention(
+        self, q: F32, k: F32, v: F32 | None, cache: CpuKvCache, batch: Batch, call: AttentionCall
+    ) -> F32:
+        """Append k and v, then causal attention."""
+        out = np.empty((batch.rows, call.heads * cache.spec.value_dim), np.float32)
+        sequences = self._sequences_of(batch)
+        self.ops.attention(
+            self.cpu,
+            cache.handle,
+            call.layer,
+            sequences,
+            q,
+            k,
+            v,
+            call.heads,
+            call.scale,
+            call.window,
+            call.sinks,
+            out,
+        )
+        return out
+
+    def route(
+        self, logits: F32, spec: RouterSpec, select_bias: F32 | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Expert ids and weights, best expert first, ties to the lowest index."""
+        ids = np.empty((len(logits), spec.top_k), np.int32)
+        weights = np.empty((len(logits), spec.top_k), np.float32)
+        self.ops.route(self.cpu, logits, spec, select_bias, ids, weights)
+        return ids, weights
+
+    def _sequences_of(self, batch: Batch) -> list[Any]:
+        """The batch's sequences for C++, made once per batch and not once per layer."""
+        if self._sequences is None or self._sequences[0] is not batch:
+            made = [
+                self.ops.Sequence(s.first_row, s.count, s.start, np.ascontiguousarray(s.pages, np.int32))
+                for s in batch.sequences
+            ]
+            self._sequences = (batch, made)
+        return self._sequences[1]
