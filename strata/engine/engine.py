@@ -75,7 +75,6 @@ class Engine:
         leaves no room for a token) or CapacityError (its worst case exceeds all pages).
         """
         self._check(request)
-        self.metrics.start(request.request_id)
         if request.sampling.max_tokens == 0:
             request.finish_reason = FinishReason.LENGTH
             return
@@ -83,6 +82,7 @@ class Engine:
         banned = request.stop_ids if request.sampling.ignore_eos else ()
         self._samplers[request.request_id] = Sampler(request.sampling, self.options.valid_tokens, banned)
         self._requests[request.request_id] = request
+        self.metrics.start(request.request_id)
 
     def step(self) -> list[Event]:
         """Compute one batch; the events are in order of admission. Nothing to do: no events."""
@@ -132,11 +132,9 @@ class Engine:
     def _check(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use", remedy="choose another")
-        low, high, vocab = min(request.prompt), max(request.prompt), self.decoder.spec.vocab
-        if low < 0 or high >= vocab:
-            raise RequestError(
-                f"the prompt has token ids {low} to {high}, the vocabulary is 0 to {vocab - 1}"
-            )
+        low, high, last = min(request.prompt), max(request.prompt), self.decoder.spec.vocab - 1
+        if low < 0 or high > last:
+            raise RequestError(f"the prompt has token ids {low} to {high}, the vocabulary is 0 to {last}")
 
     def _advance(self, request: Request, logits: NDArray[np.float32]) -> Event:
         """Sample the next token of a request, and end the request if it is its last."""

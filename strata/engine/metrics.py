@@ -38,10 +38,12 @@ class Phase:
 
     @property
     def tokens_per_second(self) -> float:
+        """0.0 before anything was computed."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
+        """0.0 before anything was computed."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
@@ -63,6 +65,7 @@ class StepBytes:
 
     @property
     def total(self) -> int:
+        """All of them."""
         return self.shared + self.experts + self.kv
 
 

@@ -74,7 +74,7 @@ class Sampler:
         candidates = min_p(candidates, params.min_p)
         cumulated = np.cumsum(candidates.probabilities(params.temperature))
         place = np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right")
-        # The product may round up to the total: it then belongs to the last candidate that is possible at all.
+        # The product may round up to the total: it then belongs to the last candidate with a chance.
         last_possible = np.searchsorted(cumulated, cumulated[-1], side="left")
         return int(candidates.ids[min(place, last_possible)])
 

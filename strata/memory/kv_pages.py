@@ -61,7 +61,7 @@ class KvPages:
         needed = self.pages_for(tokens)
         if needed > reserved:
             raise CapacityError(
-                f"request {request.request_id}: {tokens} tokens need {needed} KV pages, {reserved} are reserved",
+                f"{request.request_id}: {tokens} tokens need {needed} KV pages, {reserved} are reserved",
                 remedy="reserve the request's worst case before it starts",
             )
         while len(request.pages) < needed:

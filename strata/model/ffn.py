@@ -14,7 +14,6 @@ from strata.model.loading import Weights
 from strata.plan.spec import ExpertSpec, ModelSpec
 from strata.store.formats import padded
 
-
 Routes = dict[int, NDArray[np.int32]]
 """Expert ids i32 `[rows, top_k]` that the routers of one forward pass chose, by layer."""
 

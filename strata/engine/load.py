@@ -1,0 +1,99 @@
+"""From a store on disk to an engine that is ready: what `strata run` and the server call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.engine.engine import Engine, EngineOptions
+from strata.errors import CapacityError, ConfigError
+from strata.hardware.host_memory import available_bytes
+from strata.model.decoder import Decoder
+from strata.plan.spec import ModelSpec
+from strata.store.reader import Store
+
+BackendName = Literal["cpu", "reference"]
+Activations = Literal["int8", "f32"]
+
+AUTO_KV_SHARE = 0.5
+"""Share of the free host memory that the KV cache may take when no size is given."""
+
+
+@dataclass(frozen=True)
+class KvSize:
+    """How large the KV cache is: tokens per request and pages for all."""
+
+    context: int
+    pages: int
+
+
+def load_engine(
+    store_path: str | Path,
+    *,
+    backend: BackendName = "cpu",
+    threads: int | None = None,
+    activations: Activations = "int8",
+    context: int | None = None,
+    kv_dtype: KvDtype = "int8",
+    kv_bytes: int | None = None,
+    page_tokens: int = 32,
+    chunk: int = 512,
+    sequences: int = 1,
+    valid_tokens: int | None = None,
+) -> Engine:
+    """Open a store and put an engine over it; weights are read from disk when first needed.
+
+    context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
+    of the free memory at most. sequences: requests that can fill the context at the same time.
+    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core.
+    Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
+    """
+    store = Store.open(store_path)
+    spec = store.spec
+    size = kv_size(spec, KvSpec.of(spec, page_tokens, kv_dtype), context, kv_bytes, sequences)
+    options = EngineOptions(
+        context=size.context,
+        pages=size.pages,
+        valid_tokens=spec.vocab if valid_tokens is None else min(valid_tokens, spec.vocab),
+        page_tokens=page_tokens,
+        kv_dtype=kv_dtype,
+        chunk=chunk,
+    )
+    return Engine(Decoder(spec, store, make_backend(backend, threads, activations)), options)
+
+
+def make_backend(name: BackendName, threads: int | None, activations: Activations) -> Backend:
+    """The backend of that name. Only the reference imports torch, which takes seconds."""
+    if name == "reference":
+        from strata.backends.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    from strata.backends.cpu import CpuBackend
+
+    return CpuBackend(threads, activations)
+
+
+def kv_size(spec: ModelSpec, kv: KvSpec, context: int | None, kv_bytes: int | None, sequences: int) -> KvSize:
+    """Context and pages that fit the memory.
+
+    Raises ConfigError for a context beyond the model's, CapacityError when the memory is too small for
+    the context asked for (or for one page per request).
+    """
+    if context is not None and context > spec.context:
+        raise ConfigError(
+            f"a context of {context} tokens, but {spec.name} was made for {spec.context}",
+            remedy="lower model.context, or leave it at auto",
+        )
+    budget = int(available_bytes() * AUTO_KV_SHARE) if kv_bytes is None else kv_bytes
+    affordable = budget // kv.page_bytes // sequences * kv.page_tokens
+    tokens = min(spec.context, affordable) if context is None else context
+    if tokens > affordable or tokens < 2:
+        pages = sequences * -(-max(tokens, kv.page_tokens) // kv.page_tokens)
+        raise CapacityError(
+            f"the KV cache needs {pages * kv.page_bytes} bytes for {sequences} x {max(tokens, 2)} tokens, "
+            f"{budget} are available",
+            remedy="lower model.context, raise kv.size, or choose kv.dtype int8",
+        )
+    return KvSize(tokens, sequences * -(-tokens // kv.page_tokens))
