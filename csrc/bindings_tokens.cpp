@@ -110,7 +110,8 @@ void py_prepare_heads(Cpu& cpu, F32& x, size_t heads, const std::optional<F32>& 
 
 void check_router(const RouterArgs& args) {
     require(args.top_k >= 1 && args.top_k <= args.experts, "route", "top_k", args.top_k, args.experts);
-    require(args.groups >= 1 && args.experts % args.groups == 0, "route", "groups", args.groups, args.experts);
+    require(args.groups >= 1 && args.experts % args.groups == 0, "route", "groups", args.groups,
+            args.experts);
     require(args.top_groups >= 1 && args.top_groups <= args.groups, "route", "top_groups", args.top_groups,
             args.groups);
 }
@@ -168,8 +169,8 @@ class KvCache {
           value_scales_(std::move(value_scales)) {
         const KvType type = dtype == "int8" ? KvType::int8 : dtype == "bf16" ? KvType::bf16 : KvType::f32;
         if (type == KvType::f32 && dtype != "f32") throw py::value_error("kv dtype '" + dtype + "'");
-        geometry_ = {type, kv_heads, key_dim, value_dim, page_tokens, value_in_key, nullptr, nullptr, nullptr,
-                     nullptr};
+        geometry_ = {type,         kv_heads, key_dim, value_dim, page_tokens,
+                     value_in_key, nullptr,  nullptr, nullptr,   nullptr};
         require(page_tokens > 0 && page_tokens % 8 == 0, "kv_cache", "page_tokens", page_tokens, 8);
         const size_t slots = layers * pages * kv_heads * page_tokens;
         check(keys_, slots * key_dim * geometry_.element_bytes(), "keys");
@@ -265,8 +266,9 @@ void bind_token_ops(py::module_& m) {
           raw("weight"), raw("y"), py::arg("eps"));
     m.def("plain_linear", &py_plain_linear, py::arg("cpu"), raw("x"), raw("matrix"), raw("bias").none(true),
           raw("y"));
-    m.def("prepare_heads", &py_prepare_heads, py::arg("cpu"), raw("x"), py::arg("heads"), raw("norm").none(true),
-          py::arg("eps"), py::arg("clip"), raw("cosines"), raw("sines"), py::arg("interleaved"));
+    m.def("prepare_heads", &py_prepare_heads, py::arg("cpu"), raw("x"), py::arg("heads"),
+          raw("norm").none(true), py::arg("eps"), py::arg("clip"), raw("cosines"), raw("sines"),
+          py::arg("interleaved"));
     m.def("route", &py_route, py::arg("cpu"), raw("logits"), py::arg("spec"), raw("select_bias").none(true),
           raw("ids"), raw("weights"));
     py::class_<PySequence>(m, "Sequence")
@@ -280,7 +282,7 @@ void bind_token_ops(py::module_& m) {
              py::arg("dtype"), py::arg("layers"), py::arg("pages"), py::arg("kv_heads"), py::arg("key_dim"),
              py::arg("value_dim"), py::arg("page_tokens"), py::arg("value_in_key"), raw("keys"),
              raw("values"), raw("key_scales"), raw("value_scales"));
-    m.def("attention", &py_attention, py::arg("cpu"), py::arg("cache"), py::arg("layer"), py::arg("sequences"),
-          raw("q"), raw("k"), raw("v").none(true), py::arg("heads"), py::arg("scale"), py::arg("window"),
-          raw("sinks").none(true), raw("out"));
+    m.def("attention", &py_attention, py::arg("cpu"), py::arg("cache"), py::arg("layer"),
+          py::arg("sequences"), raw("q"), raw("k"), raw("v").none(true), py::arg("heads"), py::arg("scale"),
+          py::arg("window"), raw("sinks").none(true), raw("out"));
 }

@@ -78,23 +78,22 @@ void score_page(const float* q, const float* keys, size_t dim, size_t tokens, fl
 }
 
 // acc[d] += sum over t of p[t] * values[t][d].
-void add_values(const float* p, const float* values, size_t stride, size_t tokens, size_t dim,
-                float* acc) {
+void add_values(const float* p, const float* values, size_t stride, size_t tokens, size_t dim, float* acc) {
     for (size_t t = 0; t < tokens; ++t) {
         if (p[t] == 0.0f) continue;
         const __m256 weight = _mm256_set1_ps(p[t]);
         const float* value = values + t * stride;
         size_t d = 0;
         for (; d + 8 <= dim; d += 8)
-            _mm256_storeu_ps(acc + d, _mm256_fmadd_ps(weight, _mm256_loadu_ps(value + d),
-                                                      _mm256_loadu_ps(acc + d)));
+            _mm256_storeu_ps(acc + d,
+                             _mm256_fmadd_ps(weight, _mm256_loadu_ps(value + d), _mm256_loadu_ps(acc + d)));
         for (; d < dim; ++d) acc[d] += p[t] * value[d];
     }
 }
 
 // The page that a work item is looking at, decoded once for all its query vectors.
 class DecodedPage {
-   public:
+  public:
     explicit DecodedPage(const KvLayer& cache)
         : cache_(cache),
           keys_(cache.page_tokens * cache.key_dim),
@@ -106,8 +105,7 @@ class DecodedPage {
                keys_.data());
         if (cache_.value_in_key) {
             for (size_t d = 0; d < cache_.value_dim; ++d)
-                for (size_t t = 0; t < tokens; ++t)
-                    values_[t * cache_.value_dim + d] = keys_[d * tokens + t];
+                for (size_t t = 0; t < tokens; ++t) values_[t * cache_.value_dim + d] = keys_[d * tokens + t];
         } else {
             decode(cache_, cache_.values, cache_.block(page, head, cache_.value_dim),
                    tokens * cache_.value_dim, values_.data());
@@ -122,7 +120,7 @@ class DecodedPage {
         return cache_.value_in_key ? cache_.key_scales[scales_ + t] : cache_.value_scales[scales_ + t];
     }
 
-   private:
+  private:
     bool is_int8() const { return cache_.type == KvType::int8; }
     const KvLayer& cache_;
     std::vector<float> keys_, values_;
@@ -130,8 +128,8 @@ class DecodedPage {
 };
 
 // Online softmax step of one query over the page tokens [begin, end) that it may see.
-void absorb_page(const DecodedPage& page, const KvLayer& cache, const float* q, float scale,
-                 size_t begin, size_t end, float* scores, float& top, float& sum, float* values) {
+void absorb_page(const DecodedPage& page, const KvLayer& cache, const float* q, float scale, size_t begin,
+                 size_t end, float* scores, float& top, float& sum, float* values) {
     score_page(q, page.keys(), cache.key_dim, cache.page_tokens, scores);
     float page_top = kMinusInfinity;
     for (size_t t = begin; t < end; ++t) {
@@ -185,8 +183,8 @@ void run_item(const AttentionArgs& args, const KvLayer& cache, const Item& item,
 }
 
 // Cuts a batch into work items; the splits of one query tile lie one after another in `items`.
-std::vector<Item> make_items(const AttentionArgs& args, const KvLayer& cache,
-                             const SequenceView* sequences, size_t count, size_t& states) {
+std::vector<Item> make_items(const AttentionArgs& args, const KvLayer& cache, const SequenceView* sequences,
+                             size_t count, size_t& states) {
     std::vector<Item> items;
     const size_t group = args.heads / cache.kv_heads;
     const size_t tile = std::max<size_t>(1, kTileQueries / group);
@@ -199,8 +197,8 @@ std::vector<Item> make_items(const AttentionArgs& args, const KvLayer& cache,
                 const size_t oldest = sequences[s].start + row + 1;
                 const size_t seen = args.window && oldest > args.window ? oldest - args.window : 0;
                 for (size_t t = seen / kSplitTokens * kSplitTokens; t < end; t += kSplitTokens) {
-                    items.push_back({&sequences[s], head, row, rows, t, std::min(end, t + kSplitTokens),
-                                     states});
+                    items.push_back(
+                        {&sequences[s], head, row, rows, t, std::min(end, t + kSplitTokens), states});
                     states += rows * group;
                 }
             }
@@ -245,8 +243,7 @@ void attention(ThreadPool& pool, const AttentionArgs& args, const KvLayer& cache
     static thread_local Partials storage;
     Partials& partials = storage;
     partials.resize(states, cache.value_dim);
-    parallel_items(pool, items.size(),
-                   [&](size_t i) { run_item(args, cache, items[i], q, partials); });
+    parallel_items(pool, items.size(), [&](size_t i) { run_item(args, cache, items[i], q, partials); });
     std::vector<size_t> tiles;
     for (size_t i = 0; i < items.size(); ++i)
         if (i == 0 || !same_tile(items[i - 1], items[i])) tiles.push_back(i);

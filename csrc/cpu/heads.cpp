@@ -18,8 +18,7 @@ static void rotate_halves(float* head, const float* cosines, const float* sines,
 }
 
 // DeepSeek's pairs lie side by side; like transformers, the result is left in halves: q and k agree.
-static void rotate_pairs(float* head, const float* cosines, const float* sines, size_t half,
-                         float* scratch) {
+static void rotate_pairs(float* head, const float* cosines, const float* sines, size_t half, float* scratch) {
     for (size_t i = 0; i < half; ++i) {
         const float a = head[2 * i], b = head[2 * i + 1];
         scratch[i] = a * cosines[i] - b * sines[i];
@@ -28,11 +27,10 @@ static void rotate_pairs(float* head, const float* cosines, const float* sines, 
     std::copy_n(scratch, 2 * half, head);
 }
 
-static void prepare_row(const HeadsSpec& spec, float* row, const float* cosines,
-                        const float* sines, float* scratch) {
+static void prepare_row(const HeadsSpec& spec, float* row, const float* cosines, const float* sines,
+                        float* scratch) {
     const size_t width = spec.heads * spec.dim, half = spec.rotary_dim / 2;
-    if (spec.norm_kind == HeadNorm::all_heads)
-        rms_norm_run(row, spec.norm, row, width, spec.eps);
+    if (spec.norm_kind == HeadNorm::all_heads) rms_norm_run(row, spec.norm, row, width, spec.eps);
     if (spec.norm_kind == HeadNorm::per_head)
         for (size_t h = 0; h < spec.heads; ++h)
             rms_norm_run(row + h * spec.dim, spec.norm, row + h * spec.dim, spec.dim, spec.eps);
@@ -52,8 +50,7 @@ void prepare_heads(ThreadPool& pool, const HeadsSpec& spec, float* x, size_t str
     parallel_for(pool, spec.rows, 4 * spec.heads * spec.dim, [&](size_t begin, size_t end) {
         std::vector<float> scratch(spec.interleaved ? spec.rotary_dim : 0);
         for (size_t r = begin; r < end; ++r)
-            prepare_row(spec, x + r * stride, spec.cosines + r * half, spec.sines + r * half,
-                        scratch.data());
+            prepare_row(spec, x + r * stride, spec.cosines + r * half, spec.sines + r * half, scratch.data());
     });
 }
 

@@ -14,7 +14,7 @@ struct HeadsSpec {
     const float* norm;  // [dim] or, for all_heads, [heads * dim]; null with HeadNorm::none
     HeadNorm norm_kind;
     float eps;
-    float clip;  // values are limited to [-clip, clip]; infinity = no limit
+    float clip;                    // values are limited to [-clip, clip]; infinity = no limit
     const float *cosines, *sines;  // [rows, rotary_dim / 2]
     size_t rotary_dim;             // leading elements of a head that rotate; 0 = none
     bool interleaved;  // pairs are (2i, 2i+1) and come out de-interleaved, else (i, i + rotary_dim / 2)

@@ -30,8 +30,7 @@ static float store(KvType type, void* base, size_t offset, size_t stride, const 
     for (size_t i = 0; i < dim; ++i) top = std::max(top, std::fabs(x[i]));
     const float inverse = top > 0 ? 127.0f / top : 0.0f;
     int8_t* out = static_cast<int8_t*>(base) + offset;
-    for (size_t i = 0; i < dim; ++i)
-        out[i * stride] = static_cast<int8_t>(std::lrintf(x[i] * inverse));
+    for (size_t i = 0; i < dim; ++i) out[i * stride] = static_cast<int8_t>(std::lrintf(x[i] * inverse));
     return top / 127.0f;
 }
 
@@ -39,8 +38,8 @@ static void append_token(const KvLayer& cache, size_t page, size_t slot, const f
     for (size_t h = 0; h < cache.kv_heads; ++h) {
         const size_t scale_index = (page * cache.kv_heads + h) * cache.page_tokens + slot;
         const size_t key = cache.block(page, h, cache.key_dim) + slot;
-        const float key_scale = store(cache.type, cache.keys, key, cache.page_tokens,
-                                      k + h * cache.key_dim, cache.key_dim);
+        const float key_scale =
+            store(cache.type, cache.keys, key, cache.page_tokens, k + h * cache.key_dim, cache.key_dim);
         if (cache.type == KvType::int8) cache.key_scales[scale_index] = key_scale;
         if (cache.value_in_key) continue;
         const size_t value = cache.block(page, h, cache.value_dim) + slot * cache.value_dim;

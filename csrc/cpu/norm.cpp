@@ -43,16 +43,15 @@ static void add_scaled(float* residual, const float* branch, float scale, size_t
     for (; i < dim; ++i) residual[i] += scale * branch[i];
 }
 
-void rms_norm(ThreadPool& pool, const float* x, const float* weight, float* y, size_t groups,
-              size_t dim, float eps) {
+void rms_norm(ThreadPool& pool, const float* x, const float* weight, float* y, size_t groups, size_t dim,
+              float eps) {
     parallel_for(pool, groups, dim, [&](size_t begin, size_t end) {
-        for (size_t g = begin; g < end; ++g)
-            rms_norm_run(x + g * dim, weight, y + g * dim, dim, eps);
+        for (size_t g = begin; g < end; ++g) rms_norm_run(x + g * dim, weight, y + g * dim, dim, eps);
     });
 }
 
-void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float scale,
-                  const float* weight, float* y, size_t rows, size_t dim, float eps) {
+void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float scale, const float* weight,
+                  float* y, size_t rows, size_t dim, float eps) {
     parallel_for(pool, rows, 2 * dim, [&](size_t begin, size_t end) {
         for (size_t row = begin; row < end; ++row) {
             add_scaled(residual + row * dim, branch + row * dim, scale, dim);

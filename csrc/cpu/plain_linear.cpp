@@ -20,8 +20,7 @@ static void dot_rows(const float* x, const float* weights, size_t cols, float* r
     }
     for (int r = 0; r < Rows; ++r) {
         results[r] = vec8::sum(acc[r]);
-        for (size_t j = i; j < cols; ++j)
-            results[r] += weights[j] * x[static_cast<size_t>(r) * cols + j];
+        for (size_t j = i; j < cols; ++j) results[r] += weights[j] * x[static_cast<size_t>(r) * cols + j];
     }
 }
 

@@ -23,8 +23,7 @@ static void score_experts(const RouterArgs& args, const float* logits, float* sc
         case RouterScore::softmax:
             return softmax(logits, scores, args.experts);
         case RouterScore::sigmoid:
-            for (size_t e = 0; e < args.experts; ++e)
-                scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+            for (size_t e = 0; e < args.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
             return;
         case RouterScore::softmax_topk:
             std::copy_n(logits, args.experts, scores);
@@ -53,11 +52,9 @@ static size_t take_best(float* values, size_t n) {
 
 static void exclude_weak_groups(const RouterArgs& args, float* choice, std::vector<float>& groups) {
     const size_t size = args.experts / args.groups;
-    for (size_t g = 0; g < args.groups; ++g)
-        groups[g] = group_score(args, choice + g * size, size);
+    for (size_t g = 0; g < args.groups; ++g) groups[g] = group_score(args, choice + g * size, size);
     std::vector<bool> kept(args.groups, false);
-    for (size_t i = 0; i < args.top_groups; ++i)
-        kept[take_best(groups.data(), args.groups)] = true;
+    for (size_t i = 0; i < args.top_groups; ++i) kept[take_best(groups.data(), args.groups)] = true;
     for (size_t g = 0; g < args.groups; ++g)
         if (!kept[g]) std::fill_n(choice + g * size, size, kExcluded);
 }
@@ -70,8 +67,7 @@ static void weigh(const RouterArgs& args, float* weights) {
     for (size_t i = 0; i < args.top_k; ++i) weights[i] *= factor;
 }
 
-void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids,
-           float* weights) {
+void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids, float* weights) {
     parallel_for(pool, args.rows, 16 * args.experts, [&](size_t begin, size_t end) {
         std::vector<float> scores(args.experts), choice(args.experts), groups(args.groups);
         for (size_t row = begin; row < end; ++row) {

@@ -24,7 +24,6 @@ struct RouterArgs {
 
 // logits f32 [rows, experts] -> ids i32 [rows, top_k] by falling score, weights f32 [rows, top_k].
 // Equal scores: the lower expert index first.
-void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids,
-           float* weights);
+void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids, float* weights);
 
 }  // namespace strata::cpu

@@ -51,7 +51,7 @@ def test_prepare_heads(norm_width: int, clip: float | None, interleaved: bool, r
     x, positions = normal(4, 9, 512), np.arange(1000, 1009, dtype=np.int32)
     norm = normal(5, norm_width) if norm_width else None
     mine = CPU.prepare_heads(x.copy(), 4, positions, spec, norm, 1e-6)
-    theirs = REFERENCE.prepare_heads(ref(x), 4, positions, spec, None if norm is None else ref(norm), 1e-6)
+    theirs = REFERENCE.prepare_heads(ref(x), 4, positions, spec, ref_or_none(norm), 1e-6)
     if (
         rope.interleaved
     ):  # the CPU leaves the turned pairs in halves; queries and keys agree, so only q.k counts
@@ -79,7 +79,7 @@ def test_route(spec: RouterSpec, rows: int) -> None:
     logits = normal(6, rows, spec.experts) * 3
     bias = normal(7, spec.experts) if spec.select_bias else None
     ids, weights = CPU.route(logits, spec, bias)
-    their_ids, their_weights = REFERENCE.route(ref(logits), spec, None if bias is None else ref(bias))
+    their_ids, their_weights = REFERENCE.route(ref(logits), spec, ref_or_none(bias))
     assert np.array_equal(ids, their_ids)
     np.testing.assert_allclose(weights, their_weights, rtol=1e-6, atol=1e-7)
 
@@ -126,12 +126,14 @@ class Pair:
         k = normal(seed + 1, rows, spec.kv_heads * spec.key_dim)
         v = None if spec.value_in_key else normal(seed + 2, rows, spec.kv_heads * spec.value_dim)
         mine = self.cpu.attention(q, k, v, self.caches[0], batch, replace(self.call, sinks=self.sinks))
-        sinks = None if self.sinks is None else ref(self.sinks)
-        call = replace(self.call, sinks=sinks)
+        call = replace(self.call, sinks=ref_or_none(self.sinks))
         theirs = REFERENCE.attention(
             ref(q), ref(k), None if v is None else ref(v), self.caches[1], batch, call
         )
         return mine, theirs.numpy()
+
+
+SHAPES = ["gqa", "odd", "mla"]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
@@ -196,6 +198,10 @@ def test_wrong_pages_are_refused() -> None:
 
 def ref(x: np.ndarray):  # type: ignore[no-untyped-def]
     return REFERENCE.vector(x)
+
+
+def ref_or_none(x: np.ndarray | None):  # type: ignore[no-untyped-def]
+    return None if x is None else ref(x)
 
 
 def close(mine: np.ndarray, theirs, tolerance: float) -> None:  # type: ignore[no-untyped-def]
