@@ -154,6 +154,8 @@ def _name(government: dict[str, Any]) -> str:
 def _capital(text: str) -> str:
     if text.startswith("Washington"):
         return "Washington, DC"
+    if text.startswith("Rangoon"):  # the edition keeps the old capital beside the new one
+        return "Naypyidaw"
     return re.split(r" \(|;|:|,| in ", text)[0].strip()
 
 
@@ -178,8 +180,9 @@ def _language(text: str) -> str:
 def _neighbours(text: str) -> str:
     names = [re.sub(r"\([^)]*\)", "", part) for part in re.split(r", (?=[A-Z])", text)]
     found = [m.group(1).strip() for n in names if (m := re.match(r"\s*([^\d]+?)\s*[\d.,]+ ?k?m?", n))]
-    if not found or len(found) > 6 or any(len(n) > 32 for n in found):
+    if not found or len(found) > 6 or len(set(found)) < len(found) or "Naval" in text:
         return ""
+    found = [{"US": "the United States", "UK": "the United Kingdom"}.get(n, n) for n in found]
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " and " + found[-1]
 
 
@@ -199,10 +202,10 @@ def _extract(code: str, data: dict[str, Any]) -> Country | None:
         "continent": CONTINENTS.get(region, ""),
         "language": _language(_text(people, "Languages")),
         "neighbours": "" if code == "fr" else _neighbours(_text(land, "Land boundaries", "border countries")),
-        "demonym": re.split(r"[ ,;(]", _text(people, "Nationality", "adjective"))[0],
+        "demonym": re.split(r" or |[,;(]", _text(people, "Nationality", "adjective"))[0].strip(),
         "domain": ".fr" if code == "fr" else (domain.group(0) if domain else ""),
     }
-    country.facts = {k: v for k, v in candidates.items() if v and not v.startswith("no ")}
+    country.facts = {k: v for k, v in candidates.items() if v and not re.match("no |none", v)}
     return country if "capital" in country.facts else None
 
 
@@ -289,15 +292,17 @@ def fixed_questions(countries: list[Country]) -> list[dict[str, Any]]:
     rng.shuffle(rest)
     plan = [("capital", first + rest[:52])]
     sizes = {"currency": 10, "continent": 8, "language": 8, "neighbours": 4, "demonym": 5, "domain": 5}
-    for relation, size in sizes.items():
-        pool = first[:2] + rest[52:] + rest[:52]
+    for i, (relation, size) in enumerate(sizes.items()):
+        pool = first[:2] + rest[52 + 9 * i :] + rest[:52]
         short = [c for c in pool if relation in c.facts and c.facts[relation].count(",") < 3]
         plan.append((relation, short[:size]))
     questions = []
     for relation, chosen in plan:
         for country in chosen:
             question = RELATIONS[relation][1][0].format(c=country.name)
-            questions.append({"question": question, "answers": _accepted(relation, country.facts[relation])})
+            answers = _accepted(relation, country.facts[relation])
+            entry = {"question": question, "answers": answers, "reply": country.sentence(relation)}
+            questions.append(entry)
     return questions
 
 
