@@ -1,0 +1,107 @@
+"""What a conversion is asked for, and which format each part gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from strata.errors import UsageError
+from strata.store.formats import FORMATS, WeightFormat
+
+AUTO = "auto"
+DEFAULT_FORMATS = {"experts": "w4g64", "shared": "w4g128", "head": "w8", "embed": "w8"}
+_LAYERED = ("experts", "shared")
+_NEAR_LOSSLESS = "w8g32"  # for block types of more than four bits that no format holds exactly
+_FINE_TYPES = frozenset({"Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_1", "Q8_K"})
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Formats by part. "auto": what the source has, where a format holds it exactly, else DEFAULT_FORMATS.
+
+    keep_quantized False: "auto" never keeps the source's quantization. slices: parts that an expert's
+    width is cut into. allow_nan: NaN and Inf become 0 and are counted in the manifest. overrides: formats
+    of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}.
+    force replaces an existing store; threads (0: one per processor, 4 at most) changes nothing in the result.
+    """
+
+    experts: str = AUTO
+    shared: str = AUTO
+    head: str = AUTO
+    embed: str = AUTO
+    slices: int = 2
+    allow_nan: bool = False
+    keep_quantized: bool = True
+    overrides: dict[str, str] = field(default_factory=dict)
+    force: bool = False
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for part in DEFAULT_FORMATS:
+            _check_format(part, getattr(self, part))
+        for key, value in self.overrides.items():
+            _check_format(key, value)
+            _parse_key(key)
+        if not 1 <= self.slices <= 64:
+            raise UsageError(f"slices is {self.slices}", remedy="use 1 to 64; one per memory node is right")
+
+    def wanted(self, part: str, layer: int | None) -> str:
+        """The format asked for `part` ("experts", "shared", "head", "embed") of a layer, or "auto"."""
+        for key, value in self.overrides.items():
+            name, first, last = _parse_key(key)
+            if layer is not None and name == part and first <= layer <= last:
+                return value
+        asked: str = getattr(self, part)
+        return asked
+
+    def identity(self) -> dict[str, Any]:
+        """The options that decide what the bytes of the store are."""
+        data = dataclasses.asdict(self)
+        del data["force"], data["threads"]
+        return data
+
+
+def _check_format(key: str, value: str) -> None:
+    if value != AUTO and value not in FORMATS:
+        raise UsageError(f"{key}: unknown weight format {value!r}", remedy=f"use auto, {', '.join(FORMATS)}")
+
+
+def _parse_key(key: str) -> tuple[str, int, int]:
+    """ "experts.0-3" -> ("experts", 0, 3)."""
+    found = re.fullmatch(r"(\w+)\.(\d{1,6})(?:-(\d{1,6}))?", key)
+    if found is None or found[1] not in _LAYERED:
+        raise UsageError(
+            f"override {key!r} names no layers", remedy="write e.g. experts.0-3 or shared.47, first layer 0"
+        )
+    first = int(found[2])
+    return found[1], first, int(found[3] or first)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The format of one matrix. kept: the source's own codes are copied; note: why not what was meant."""
+
+    format: WeightFormat
+    kept: bool = False
+    note: str = ""
+
+
+def choose(
+    options: ConvertOptions, part: str, layer: int | None, kept: set[str | None], types: set[str]
+) -> Choice:
+    """Format of a matrix whose sources have dtypes `types` and could be kept as `kept` (None: not at all)."""
+    asked = options.wanted(part, layer)
+    same = next(iter(kept)) if len(kept) == 1 else None
+    if asked != AUTO:
+        return Choice(FORMATS[asked], kept=same == asked)
+    default = FORMATS[DEFAULT_FORMATS[part]]
+    if not options.keep_quantized:
+        return Choice(default)
+    if same is not None:
+        return Choice(FORMATS[same], kept=True)
+    if types & _FINE_TYPES or kept != {None}:
+        note = f"{'/'.join(sorted(types))} is not held exactly by any format: requantized to {_NEAR_LOSSLESS}"
+        return Choice(FORMATS[_NEAR_LOSSLESS], note=note)
+    return Choice(default)

@@ -1,0 +1,189 @@
+"""Decides, from headers alone, what a store will contain: formats, layouts, sizes, and what must differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from strata.errors import FileFormatError, IncompleteError
+from strata.plan.spec import ModelSpec
+from strata.store import names
+from strata.store.formats import WeightFormat, expert_slices
+from strata.store.manifest import SHARED, LayerRecord, TensorRecord
+from strata.store.options import Choice, ConvertOptions, choose
+from strata.store.rows import BlockRows, ValueGuard, format_kept
+from strata.store.source import (
+    CheckpointSource,
+    QuantizedRows,
+    SourceRows,
+    TargetExpert,
+    TargetTensor,
+)
+from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task, target_rows
+
+_FLOAT_TYPES = {"bf16": {"BF16"}, "f16": {"F16"}, "F32": {"F32", "F16", "BF16"}, "BF16": {"BF16"}}
+
+
+@dataclass
+class ConversionPlan:
+    """The future store. notes: sentences about parts that got another format or fewer slices than meant."""
+
+    tensors: dict[str, TensorRecord] = field(default_factory=dict)
+    layers: dict[int, LayerRecord] = field(default_factory=dict)
+    expert_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Planner:
+    """Plans one conversion and makes the tasks that carry it out."""
+
+    def __init__(self, source: CheckpointSource, spec: ModelSpec, options: ConvertOptions) -> None:
+        self._source, self._spec, self._options = source, spec, options
+        self._probes: dict[str, QuantizedRows | None] = {}
+        self._kept: dict[str | int, tuple[bool, ...]] = {}
+        self._notes: Counter[str] = Counter()
+
+    def plan(self, targets: Sequence[TargetTensor], experts: Sequence[TargetExpert]) -> ConversionPlan:
+        """Raises FileFormatError where source and model disagree."""
+        plan = ConversionPlan()
+        for target in targets:
+            plan.tensors[target.name] = self._tensor(target)
+        layers: dict[int, list[TargetExpert]] = {}
+        for expert in experts:
+            layers.setdefault(expert.layer, []).append(expert)
+        plan.expert_count = self._spec.experts.router.experts if self._spec.experts and layers else 0
+        for layer, found in layers.items():
+            self._check_complete(layer, found, plan.expert_count)
+            plan.layers[layer] = self._layer(layer, found)
+        plan.notes = [f"{note} ({n} x)" if n > 1 else note for note, n in self._notes.items()]
+        return plan
+
+    def task(self, target: TargetTensor, record: TensorRecord) -> Task:
+        """The work of one shared tensor."""
+        allow_nan = self._options.allow_nan
+        if record.plain:
+            return plain_task(self._source, target, SHARED, record.format, allow_nan)
+        coding = Coding(record.packed_shape(), self._kept[target.name][0], _named(target.sources))
+        return packed_task(self._source, target, SHARED, coding, allow_nan)
+
+    def expert_task(self, target: TargetExpert, record: LayerRecord) -> Task:
+        """The work of one expert."""
+        coding = ExpertCoding(record.layout(), *self._kept[target.layer])
+        return expert_task(
+            self._source, target, names.expert_file(target.index), coding, self._options.allow_nan
+        )
+
+    def _tensor(self, target: TargetTensor) -> TensorRecord:
+        guard = ValueGuard(allow_nan=True)
+        blocks = [BlockRows(self._source, block, guard) for block in target.sources]
+        types = self._types(target.sources)
+        source = "/".join(sorted(types))
+        if target.kind == "plain":
+            dtype = "BF16" if types == {"BF16"} else "F32"
+            self._check_size(target, sum(block.count * block.cols for block in blocks))
+            return TensorRecord(target.shape, dtype, types <= _FLOAT_TYPES[dtype], source)
+        rows = target_rows(self._source, target, guard, 0)
+        if not target.interleave:
+            self._check_size(target, rows.count * rows.cols)
+        choice = choose(
+            self._options, target.kind, _layer_of(target.name), self._keepable(target.sources), types
+        )
+        self._note(target.kind, choice)
+        self._kept[target.name] = (choice.kept,)
+        return TensorRecord((rows.count, rows.cols), choice.format.name, self._exact(choice, types), source)
+
+    def _layer(self, layer: int, experts: Sequence[TargetExpert]) -> LayerRecord:
+        gate_up_blocks = [block for expert in experts for block in (expert.gate, expert.up)]
+        down_blocks = [expert.down for expert in experts]
+        gate_up, gate_up_exact = self._choice(layer, gate_up_blocks)
+        down, down_exact = self._choice(layer, down_blocks)
+        self._kept[layer] = (gate_up.kept, down.kept)
+        hidden, width = self._expert_sizes(experts[0])
+        self._check_expert_sizes(experts, hidden, width)
+        return LayerRecord(
+            gate_up=gate_up.format.name,
+            down=down.format.name,
+            hidden=hidden,
+            width=width,
+            slices=self._slices(width, down.format),
+            biases=experts[0].down_bias is not None,
+            exact=gate_up_exact and down_exact,
+            source="/".join(sorted(self._types([*gate_up_blocks, *down_blocks]))),
+        )
+
+    def _choice(self, layer: int, blocks: Sequence[SourceRows]) -> tuple[Choice, bool]:
+        types = self._types(blocks)
+        choice = choose(self._options, "experts", layer, self._keepable(blocks), types)
+        self._note("experts", choice)
+        return choice, self._exact(choice, types)
+
+    def _types(self, blocks: Sequence[SourceRows]) -> set[str]:
+        return {self._source.tensors[block.name].dtype for block in blocks}
+
+    def _keepable(self, blocks: Sequence[SourceRows]) -> set[str | None]:
+        return {format_kept(self._source, block, self._probes) for block in blocks}
+
+    def _exact(self, choice: Choice, types: set[str]) -> bool:
+        if choice.kept:
+            return all(probe.exact for dtype in types if (probe := self._probes[dtype]) is not None)
+        return types <= _FLOAT_TYPES.get(choice.format.name, set())
+
+    def _note(self, part: str, choice: Choice) -> None:
+        if choice.note:
+            self._notes[f"{part}: {choice.note}"] += 1
+
+    def _slices(self, width: int, down: WeightFormat) -> int:
+        wanted = self._options.slices
+        slices = expert_slices(width, down, wanted)
+        if slices != wanted:
+            self._notes[
+                f"experts: {slices} slice instead of {wanted}: width {width} is no multiple of "
+                f"{wanted} x {down.col_align} ({down.name})"
+            ] += 1
+        return slices
+
+    def _expert_sizes(self, expert: TargetExpert) -> tuple[int, int]:
+        down = BlockRows(self._source, expert.down, ValueGuard(allow_nan=True))
+        return down.count, down.cols
+
+    def _check_expert_sizes(self, experts: Sequence[TargetExpert], hidden: int, width: int) -> None:
+        guard = ValueGuard(allow_nan=True)
+        for expert in experts:
+            parts = ((expert.gate, width, hidden), (expert.up, width, hidden), (expert.down, hidden, width))
+            for block, rows, cols in parts:
+                found = BlockRows(self._source, block, guard)
+                if (found.count, found.cols) != (rows, cols):
+                    raise FileFormatError(
+                        f"{self._source.path}: expert {expert.index} of layer {expert.layer}: "
+                        f"{block.name} gives [{found.count}, {found.cols}], not [{rows}, {cols}]",
+                        remedy="the configuration does not fit these weights: wrong or damaged config.json?",
+                    )
+
+    def _check_complete(self, layer: int, experts: Sequence[TargetExpert], count: int) -> None:
+        found = sorted(expert.index for expert in experts)
+        if found != list(range(count)):
+            raise IncompleteError(
+                f"layer {layer} has experts {found[:3]}... ({len(found)}), the model has {count}"
+            )
+
+    def _check_size(self, target: TargetTensor, found: int) -> None:
+        wanted = 1
+        for size in target.shape:
+            wanted *= size
+        if wanted != found:
+            raise FileFormatError(
+                f"{self._source.path}: {target.name} is {list(target.shape)} ({wanted} values) by the "
+                f"configuration, its source {_named(target.sources)} has {found}",
+                remedy="the configuration does not fit these weights: wrong or damaged config.json?",
+            )
+
+
+def _named(blocks: Sequence[SourceRows]) -> str:
+    return " + ".join(dict.fromkeys(block.name for block in blocks))
+
+
+def _layer_of(name: str) -> int | None:
+    """Decoder layer of a Strata tensor name."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "layers" else None

@@ -1,0 +1,192 @@
+"""The work of a conversion: every tensor and expert as pieces of packed bytes that any thread can make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.store.formats import ROW_BLOCK, ExpertLayout, PackedShape
+from strata.store.pack import Codes, pack, pack_into
+from strata.store.quantize import quantize, to_bf16
+from strata.store.rows import BlockRows, InterleavedRows, Rows, StackedRows, ValueGuard, interleave
+from strata.store.source import CheckpointSource, SourceRows, TargetExpert, TargetTensor
+
+Bytes = NDArray[np.uint8]
+_PIECE_VALUES = 4 << 20  # 16 MiB of f32 at a time
+
+
+@dataclass(frozen=True)
+class Task:
+    """One record of the store: its pieces, in order, and the guard that counts replaced values."""
+
+    file: str
+    name: str
+    pieces: tuple[Callable[[], Bytes], ...]
+    guard: ValueGuard
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How rows become codes: quantized into `shape.format`, or copied from a source that has it already."""
+
+    shape: PackedShape
+    kept: bool
+    name: str
+
+    def codes(self, rows: Rows, start: int, stop: int) -> Codes:
+        """Codes of rows [start, stop)."""
+        if self.kept:
+            return rows.kept(start, stop)
+        return quantize(rows.floats(start, stop), self.shape.format, self.name, start)
+
+
+def block_runs(shape: PackedShape) -> Iterator[tuple[int, int]]:
+    """Rows [start, stop) of runs of whole row blocks, about _PIECE_VALUES each; the last may be short."""
+    step = max(1, _PIECE_VALUES // (ROW_BLOCK * shape.padded_cols)) * ROW_BLOCK
+    for start in range(0, shape.rows, step):
+        yield start, min(start + step, shape.rows)
+
+
+def stacked(source: CheckpointSource, blocks: tuple[SourceRows, ...], guard: ValueGuard) -> Rows:
+    """The blocks of one target below each other."""
+    parts = [BlockRows(source, block, guard) for block in blocks]
+    return parts[0] if len(parts) == 1 else StackedRows(parts)
+
+
+def target_rows(source: CheckpointSource, target: TargetTensor, guard: ValueGuard, zero_code: int) -> Rows:
+    """The rows of a packed shared tensor."""
+    if not target.interleave:
+        return stacked(source, target.sources, guard)
+    gate, up = (BlockRows(source, block, guard) for block in target.sources)
+    return InterleavedRows(gate, up, 0, gate.count, zero_code)
+
+
+def packed_task(
+    source: CheckpointSource, target: TargetTensor, file: str, coding: Coding, allow_nan: bool
+) -> Task:
+    """A packed matrix: each piece is a run of row blocks."""
+    guard = ValueGuard(allow_nan)
+    rows = target_rows(source, target, guard, coding.shape.format.zero_code)
+
+    def piece(start: int, stop: int) -> Bytes:
+        part = PackedShape(coding.shape.format, stop - start, coding.shape.cols)
+        return pack(part, coding.codes(rows, start, stop))
+
+    runs = block_runs(coding.shape)
+    return Task(file, target.name, tuple(partial(piece, *run) for run in runs), guard)
+
+
+def plain_task(
+    source: CheckpointSource, target: TargetTensor, file: str, dtype: str, allow_nan: bool
+) -> Task:
+    """A vector or small matrix stored as BF16 or F32."""
+    guard = ValueGuard(allow_nan)
+    blocks = [BlockRows(source, block, guard) for block in target.sources]
+
+    def piece() -> Bytes:
+        values = np.concatenate([vector(block) for block in blocks])
+        return (to_bf16(values) if dtype == "BF16" else values).view(np.uint8)
+
+    return Task(file, target.name, (piece,), guard)
+
+
+@dataclass(frozen=True)
+class ExpertCoding:
+    """The layout of a layer's experts and which of their matrices are copied."""
+
+    layout: ExpertLayout
+    gate_up_kept: bool
+    down_kept: bool
+
+
+def expert_task(
+    source: CheckpointSource, target: TargetExpert, file: str, coding: ExpertCoding, allow_nan: bool
+) -> Task:
+    """An expert's record, in one piece."""
+    guard = ValueGuard(allow_nan)
+
+    def piece() -> Bytes:
+        record = np.zeros(coding.layout.record_bytes, np.uint8)
+        _fill_gate_up(source, target, coding, guard, record)
+        _fill_down(source, target, coding, guard, record)
+        if coding.layout.biases:
+            _fill_biases(source, target, coding.layout, guard, record)
+        return record
+
+    return Task(file, f"layers.{target.layer}", (piece,), guard)
+
+
+def _fill_gate_up(
+    source: CheckpointSource, target: TargetExpert, coding: ExpertCoding, guard: ValueGuard, record: Bytes
+) -> None:
+    layout, shape = coding.layout, coding.layout.gate_up
+    gate, up = BlockRows(source, target.gate, guard), BlockRows(source, target.up, guard)
+    how = Coding(shape, coding.gate_up_kept, f"{target.gate.name} and {target.up.name}")
+    for part in range(layout.slices):
+        first = part * layout.slice_width
+        rows = InterleavedRows(gate, up, first, layout.slice_width, shape.format.zero_code)
+        base = layout.gate_up_offset(part)
+        for start, stop in block_runs(shape):
+            _pack_run(shape, how.codes(rows, start, stop), start, stop, record[base : base + shape.nbytes])
+
+
+def _fill_down(
+    source: CheckpointSource, target: TargetExpert, coding: ExpertCoding, guard: ValueGuard, record: Bytes
+) -> None:
+    layout, shape = coding.layout, coding.layout.down
+    rows = BlockRows(source, target.down, guard)
+    whole = PackedShape(shape.format, layout.hidden, layout.width)
+    how = Coding(whole, coding.down_kept, target.down.name)
+    for start, stop in block_runs(whole):
+        codes = how.codes(rows, start, stop)
+        for part in range(layout.slices):
+            base = layout.down_offset(part)
+            cut = _columns(codes, part, layout.slices)
+            _pack_run(shape, cut, start, stop, record[base : base + shape.nbytes])
+
+
+def _columns(codes: Codes, part: int, parts: int) -> Codes:
+    """Columns of slice `part` and their groups; per-row scales belong to every slice."""
+    if parts == 1:
+        return codes
+
+    def cut(array: NDArray[np.generic]) -> NDArray[np.generic]:
+        width = array.shape[1] // parts
+        return array[:, part * width : (part + 1) * width] if array.shape[1] > 1 else array
+
+    scales = None if codes.scales is None else cut(codes.scales)
+    minimums = None if codes.minimums is None else cut(codes.minimums)
+    return Codes(np.ascontiguousarray(cut(codes.values)), scales, minimums)
+
+
+def _pack_run(shape: PackedShape, codes: Codes, start: int, stop: int, out: Bytes) -> None:
+    """Pack rows [start, stop), a run of row blocks, to where they belong in `out`."""
+    part = PackedShape(shape.format, stop - start, shape.cols)
+    offset = start // ROW_BLOCK * shape.block_bytes
+    pack_into(part, codes, out[offset : offset + part.nbytes])
+
+
+def _fill_biases(
+    source: CheckpointSource, target: TargetExpert, layout: ExpertLayout, guard: ValueGuard, record: Bytes
+) -> None:
+    assert target.gate_bias and target.up_bias and target.down_bias
+    gate, up, down = (
+        vector(BlockRows(source, block, guard))
+        for block in (target.gate_bias, target.up_bias, target.down_bias)
+    )
+    offset = layout.gate_up_bias_offset
+    for part in range(layout.slices):
+        cut = slice(part * layout.slice_width, (part + 1) * layout.slice_width)
+        bias = interleave((gate[cut, None], up[cut, None]), 0).reshape(-1).view(np.uint8)
+        record[offset : offset + bias.nbytes] = bias
+        offset += bias.nbytes
+    record[layout.down_bias_offset :][: down.nbytes] = down.view(np.uint8)
+
+
+def vector(rows: Rows) -> NDArray[np.float32]:
+    """All of a vector or small matrix, f32, flattened."""
+    return np.ascontiguousarray(rows.floats(0, rows.count), np.float32).reshape(-1)
