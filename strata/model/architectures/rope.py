@@ -16,7 +16,7 @@ from strata.plan.spec import RopeSpec
 from strata.store.source import TensorInfo
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-MAX_THETA = 1e15
+MIN_THETA, MAX_THETA = 2.0, 1e15
 
 
 def hf_rope_section(config: Fields) -> Fields:
@@ -50,7 +50,9 @@ def hf_rope(
 ) -> RopeSpec:
     """The RopeSpec of a config.json; `theta` is the family's default."""
     section, kind = hf_rope_section(config), hf_rope_type(config)
-    base = section.number("rope_theta", config.number("rope_theta", theta, 1.0, MAX_THETA), 1.0, MAX_THETA)
+    base = section.number(
+        "rope_theta", config.number("rope_theta", theta, MIN_THETA, MAX_THETA), MIN_THETA, MAX_THETA
+    )
     rope = RopeSpec("default", base, _even(config, rotary_dim), interleaved)
     if kind == "default":
         return rope
@@ -128,7 +130,7 @@ def gguf_rope(
 
     fixed_temperature: the writer moved YaRN's temperature into the attention scale (deepseek2).
     """
-    base = meta.number("rope.freq_base", 10000.0, 1.0, MAX_THETA)
+    base = meta.number("rope.freq_base", 10000.0, MIN_THETA, MAX_THETA)
     rope = RopeSpec("default", base, _even(meta, rotary_dim), interleaved)
     freqs = (tensors or {}).get("rope_freqs.weight")
     if freqs is not None:
