@@ -97,17 +97,23 @@ def _from_words(fmt: WeightFormat, words: NDArray[np.uint32]) -> NDArray[Any]:
 def unpack_codes(shape: PackedShape, data: NDArray[np.uint8], start: int, stop: int) -> Codes:
     """Codes of row blocks [start, stop), padding included: values `[16 * (stop - start), padded_cols]`."""
     blocks = data.reshape(shape.blocks, shape.block_bytes)[start:stop]
-    count = stop - start
     packed = np.ascontiguousarray(blocks[:, : shape.value_bytes]).view(np.uint32)
-    words = np.ascontiguousarray(packed.reshape(count, -1, ROW_BLOCK).transpose(0, 2, 1))
-    values = _from_words(shape.format, words.reshape(count * ROW_BLOCK, -1))
+    words = np.ascontiguousarray(packed.reshape(len(blocks), -1, ROW_BLOCK).transpose(0, 2, 1))
+    values = _from_words(shape.format, words.reshape(len(blocks) * ROW_BLOCK, -1))
+    return Codes(values, *_unpack_scales(shape, blocks))
+
+
+def _unpack_scales(
+    shape: PackedShape, blocks: NDArray[np.uint8]
+) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """Scales and minimums `[16 * blocks, groups]` of blocks u8 `[blocks, block_bytes]`."""
     parts: list[NDArray[Any] | None] = [None, None]
     for i in range((2 if shape.format.minimum else 1) if shape.groups else 0):
         offset = shape.value_bytes + i * shape.scale_block_bytes
         raw = np.ascontiguousarray(blocks[:, offset : offset + shape.scale_block_bytes])
-        scales = raw.view(scale_dtype(shape.format)).reshape(count, shape.groups, ROW_BLOCK)
-        parts[i] = np.ascontiguousarray(scales.transpose(0, 2, 1)).reshape(count * ROW_BLOCK, shape.groups)
-    return Codes(values, parts[0], parts[1])
+        scales = raw.view(scale_dtype(shape.format)).reshape(len(blocks), shape.groups, ROW_BLOCK)
+        parts[i] = np.ascontiguousarray(scales.transpose(0, 2, 1)).reshape(-1, shape.groups)
+    return parts[0], parts[1]
 
 
 def dequantize(fmt: WeightFormat, codes: Codes) -> NDArray[np.float32]:
@@ -181,32 +187,39 @@ def _block_ranges(shape: PackedShape, first: int, last: int) -> Iterator[tuple[i
 
 
 def check_padding(tensor: PackedTensor) -> None:
-    """Raise StoreError where padding is not what formats.py promises (kernels rely on it)."""
+    """Raise StoreError where padding or scales are not what formats.py promises (kernels rely on it)."""
     shape = tensor.shape
     if tensor.data.nbytes != shape.nbytes:
         raise StoreError(f"{tensor.name}: {tensor.data.nbytes} bytes, but its shape needs {shape.nbytes}")
     used = shape.value_bytes + shape.scale_block_bytes * (2 if shape.format.minimum else 1)
-    tails = tensor.data.reshape(shape.blocks, shape.block_bytes)[:, used:]
-    if tails.any():
+    blocks = tensor.data.reshape(shape.blocks, shape.block_bytes)
+    if blocks[:, used:].any():
         raise _padding_error(tensor, "the bytes after a block's scales are not zero")
+    is_padded = (shape.rows, shape.cols) != (shape.padded_rows, shape.padded_cols)
     for first, last in _block_ranges(shape, 0, shape.blocks):
-        _check_codes(tensor, unpack_codes(shape, tensor.data, first, last), shape.rows - first * ROW_BLOCK)
+        rows = shape.rows - first * ROW_BLOCK
+        if is_padded:
+            _check_values(tensor, unpack_codes(shape, tensor.data, first, last).values, rows)
+        for scales in _unpack_scales(shape, blocks[first:last]):
+            if scales is not None:
+                _check_scales(tensor, scales, rows)
 
 
-def _check_codes(tensor: PackedTensor, codes: Codes, rows: int) -> None:
-    """Padding columns, padding rows (from `rows` on) and scales of a run of row blocks."""
-    fmt, cols = tensor.shape.format, tensor.shape.cols
-    if (codes.values[:, cols:] != fmt.zero_code).any() or (codes.values[rows:] != fmt.zero_code).any():
+def _check_values(tensor: PackedTensor, values: NDArray[Any], rows: int) -> None:
+    """Padding columns and padding rows (from `rows` on) of a run of row blocks."""
+    zero = tensor.shape.format.zero_code
+    if (values[:, tensor.shape.cols :] != zero).any() or (values[rows:] != zero).any():
         raise _padding_error(tensor, "a padding value is not the zero code")
-    groups = -(-cols // fmt.group) if fmt.group else tensor.shape.groups
-    for scales in (codes.scales, codes.minimums):
-        if scales is None:
-            continue
-        if scales[:, groups:].any() or scales[rows:].any():
-            raise _padding_error(tensor, "the scale of a group of padding is not zero")
-        bad = (scales == 255) if fmt.scale_bytes == 1 else ~np.isfinite(scales)
-        if bad.any():
-            raise _padding_error(tensor, f"{int(bad.sum())} scales are not finite")
+
+
+def _check_scales(tensor: PackedTensor, scales: NDArray[Any], rows: int) -> None:
+    fmt = tensor.shape.format
+    groups = -(-tensor.shape.cols // fmt.group) if fmt.group else tensor.shape.groups
+    if scales[:, groups:].any() or scales[rows:].any():
+        raise _padding_error(tensor, "the scale of a group of padding is not zero")
+    bad = (scales == 255) if fmt.scale_bytes == 1 else ~np.isfinite(scales)
+    if bad.any():
+        raise _padding_error(tensor, f"{int(bad.sum())} scales are not finite")
 
 
 def _padding_error(tensor: PackedTensor, what: str) -> StoreError:

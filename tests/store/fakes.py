@@ -24,7 +24,7 @@ def bf16_values(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass
 class FakeSource:
-    """CheckpointSource over a dict; `kept` gives whole tensors in a kept quantization (rows are cut from it)."""
+    """CheckpointSource over a dict; `kept` gives whole tensors in a kept quantization ."""
 
     arrays: dict[str, NDArray[np.float32]]
     dtypes: dict[str, str] = field(default_factory=dict)
