@@ -37,7 +37,7 @@ def open_checkpoint(path: Path | str) -> CheckpointSource:
 def _is_gguf(path: Path) -> bool:
     """By magic: downloads that are named by their hash have no suffix."""
     file = CheckpointFile(path)
-    return file.size >= len(MAGIC) and file.read(0, len(MAGIC)).tobytes() == MAGIC
+    return file.size >= len(MAGIC) and file.read_bytes(0, len(MAGIC)) == MAGIC
 
 
 def _open_directory(directory: Path) -> CheckpointSource:

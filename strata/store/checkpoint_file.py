@@ -20,7 +20,9 @@ from strata.errors import FileFormatError, UsageError
 DOWNLOAD_AGAIN = "incomplete download? Fetch the file again and compare its size with the publisher's"
 BROKEN = "the file is broken or malicious; do not use it"
 MAX_TENSOR_NAME = 1024
-MAX_JSON_BYTES = 100_000_000  # the safetensors format's own limit for headers
+# Half of the safetensors format's own limit for headers: some five times the largest real one, and what
+# can be parsed, or refused, within a second and 200 MB.
+MAX_JSON_BYTES = 50_000_000
 # Real headers have some 10 brackets and commas per tensor, so this is 400 000 tensors in one file;
 # `[[],[],..` would turn 100 MB of JSON into gigabytes of Python objects.
 MAX_JSON_ITEMS = 4_000_000
@@ -103,6 +105,10 @@ class CheckpointFile:
             done += got
         return out
 
+    def read_bytes(self, offset: int, nbytes: int) -> bytes:
+        """The same as bytes, for headers."""
+        return self.read(offset, nbytes).tobytes()
+
 
 def check_tensor_name(name: str, path: Path, limit: int = MAX_TENSOR_NAME) -> None:
     """Refuse names that could act as paths or break a terminal (case 04). Raises FileFormatError."""
@@ -150,7 +156,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
     file = CheckpointFile(path)
     if file.size > MAX_JSON_BYTES:
         raise FileFormatError(f"{path}: {file.size} bytes of JSON, at most {MAX_JSON_BYTES} are read")
-    return parse_json(file.read(0, file.size).tobytes(), str(path))
+    return parse_json(file.read_bytes(0, file.size), str(path))
 
 
 def inside(directory: Path, name: str, field: str) -> Path:

@@ -77,17 +77,17 @@ def parse_safetensors(file: CheckpointFile) -> SafetensorsHeader:
         raise FileFormatError(
             f"{path}: {file.size} bytes, a safetensors file needs at least 8", remedy=DOWNLOAD_AGAIN
         )
-    length = int.from_bytes(file.read(0, 8).tobytes(), "little")
+    length = int.from_bytes(file.read_bytes(0, 8), "little")
     if length > MAX_JSON_BYTES:
         raise FileFormatError(
-            f"{path}: header length {length} is above the format's limit of {MAX_JSON_BYTES}", remedy=BROKEN
+            f"{path}: header length {length} is above the limit of {MAX_JSON_BYTES}", remedy=BROKEN
         )
     if length > file.size - 8:
         raise FileFormatError(
             f"{path}: truncated: header length {length}, but only {file.size - 8} bytes follow",
             remedy=DOWNLOAD_AGAIN,
         )
-    entries = parse_json(file.read(8, length).tobytes(), f"{path}: header")
+    entries = parse_json(file.read_bytes(8, length), f"{path}: header")
     metadata = _metadata(path, entries.pop("__metadata__", {}))
     tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in entries.items()}
     _check_extents(file, list(tensors.values()), 8 + length)

@@ -67,10 +67,8 @@ def check_method(config: Mapping[str, Any], producer: Any, where: str) -> tuple[
     if method == "mxfp4":
         return None
     if method != "fp8" or quantization.get("quant_algo") not in (None, "FP8"):
-        named = " ".join(shown(part) for part in (method, quantization.get("quant_algo")) if part)
-        raise UnsupportedError(
-            f"{where}: quantization method {named} is not supported", remedy=_OTHER_SOURCE
-        )
+        named = " ".join(shown(part) for part in (method, quantization.get("quant_algo", "")) if part != "")
+        raise UnsupportedError(f"{where}: quantization method {named} is not supported", remedy=_OTHER_SOURCE)
     block = quantization.get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2 or any(type(b) is not int or b < 1 for b in block):
         raise UnsupportedError(
