@@ -70,7 +70,7 @@ def _add_layer(part: PartSummary, layer: LayerRecord, count: int) -> None:
     matrices = (
         (2 * layer.width * layer.hidden, layout.slices * layout.gate_up.nbytes, layer.gate_up),
         (layer.width * layer.hidden, layout.slices * layout.down.nbytes, layer.down),
-        (biases, layout.record_bytes - layout.slices * layout.slice_bytes, "F32"),
+        (biases, layout.record_bytes - layout.slices * layout.slice_bytes, "F32" if biases else "padding"),
     )
     for values, nbytes, fmt in matrices:
         if nbytes:
