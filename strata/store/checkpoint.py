@@ -29,7 +29,7 @@ def open_checkpoint(path: Path | str) -> CheckpointSource:
             return SafetensorsSource(path)
         if path.name.endswith(".gguf") or _is_gguf(path):
             return GgufSource(path)
-    except (OSError, ValueError) as error:  # no permission, an unreadable disk, a NUL in the path
+    except OSError as error:  # no permission, an unreadable disk, a name that is too long
         raise FileFormatError(f"{path}: cannot be read: {error}") from error
     raise _refused(path, [path.name])
 

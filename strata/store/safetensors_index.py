@@ -107,14 +107,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _open_index(index: Path) -> Shards:
     weight_map = _weight_map(index)
     names = list(dict.fromkeys(weight_map.values()))
-    for name in names:
-        inside(index.parent, name, f"{index.name}: shard")
+    paths = {name: inside(index.parent, name, f"{index.name}: shard") for name in names}
     _require(index.parent, names)
     shards = _load(index.parent, names)
     absent = [
         f"{shown(tensor)} (should be in {shard})"
         for tensor, shard in weight_map.items()
-        if tensor not in shards.tensors or shards.tensors[tensor][1].path != index.parent / shard
+        if tensor not in shards.tensors or shards.tensors[tensor][1].path != paths[shard]
     ]
     if absent:
         raise IncompleteError(
