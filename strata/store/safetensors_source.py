@@ -31,7 +31,7 @@ class SafetensorsSource:
     """CheckpointSource over safetensors. `config` is config.json, empty when there is none.
 
     An FP8 tensor's `X_scale_inv` is part of X and not listed. For an MXFP4 pair, `raw(X)` gives the
-    bytes of `X_blocks` and `nbytes` counts both halves.
+    bytes of `X_blocks` and `nbytes` counts both halves. Parts can still be had raw by their own names.
     """
 
     kind = "safetensors"
@@ -101,11 +101,15 @@ class SafetensorsSource:
     def _find(self, name: str) -> Placed:
         found = self._mxfp4[name].blocks if name in self._mxfp4 else self._placed.get(name)
         if found is None:
-            raise IncompleteError(f"{self.path}: no tensor {shown(name)}", remedy=DOWNLOAD_AGAIN)
+            raise self._absent(name)
         return found
 
+    def _absent(self, name: str) -> IncompleteError:
+        return IncompleteError(f"{self.path}: no tensor {shown(name)}", remedy=DOWNLOAD_AGAIN)
+
     def _check_rows(self, name: str, start: int, stop: int) -> None:
-        self._find(name)
+        if name not in self.tensors:
+            raise self._absent(name)
         count = prod(self.tensors[name].shape[:-1])
         if not 0 <= start <= stop <= count:
             raise ValueError(f"rows {start}:{stop} of {name}, which has {count}")

@@ -61,6 +61,8 @@ def test_fp8_rows_are_scaled_by_their_block(
     assert np.array_equal(source.rows("x.weight", 15, 37), expected[15:37])
     assert source.quantized("x.weight", 0, 1) is None
     assert source.raw("x.weight_scale_inv").nbytes == scale.nbytes
+    with pytest.raises(IncompleteError, match=r"no tensor 'x\.weight_scale_inv'"):
+        source.rows("x.weight_scale_inv", 0, 1)
 
 
 def test_all_missing_fp8_scales_are_listed(tmp_path: Path) -> None:
