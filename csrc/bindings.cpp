@@ -2,6 +2,7 @@
 //
 // Every array is checked here (dtype, layout, shape) before its pointer goes on; ops run without the GIL.
 #include "bindings_tokens.h"
+#include "bindings_weights.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -47,4 +48,5 @@ PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ ops of Strata; use strata.backends.cpu";
     bind_cpu(m);
     bind_token_ops(m);
+    bind_weight_ops(m);
 }

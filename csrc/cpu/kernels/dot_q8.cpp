@@ -46,8 +46,8 @@ STRATA_INLINE void span_sums(const uint8_t* bytes, const QuantUnit* const (&x)[T
 }
 
 template <int kCode, class Source, int kSpanIndex, int T>
-STRATA_INLINE void add_span(const BlockJob& job, const uint8_t* bytes, int unit, const QuantUnit* const (&x)[T],
-                            Floats (&acc)[T]) {
+STRATA_INLINE void add_span(const BlockJob& job, const uint8_t* bytes, int unit,
+                            const QuantUnit* const (&x)[T], Floats (&acc)[T]) {
     using F = Traits<kCode>;
     Ints sum[T];
     for (int t = 0; t < T; t++) sum[t] = set_ints(-F::Decode::kOffset * x[t]->sums[kSpanIndex]);
@@ -68,7 +68,8 @@ STRATA_INLINE void add_span(const BlockJob& job, const uint8_t* bytes, int unit,
 }
 
 template <int kCode, class Source, int T>
-STRATA_INLINE void add_unit(const BlockJob& job, const uint8_t* bytes, int unit, int token, Floats (&acc)[T]) {
+STRATA_INLINE void add_unit(const BlockJob& job, const uint8_t* bytes, int unit, int token,
+                            Floats (&acc)[T]) {
     const QuantUnit* x[T];
     for (int t = 0; t < T; t++) x[t] = static_cast<const QuantUnit*>(job.rows[token + t]) + unit;
     add_span<kCode, Source, 0, T>(job, bytes, unit, x, acc);
@@ -91,7 +92,8 @@ static void few(const BlockJob& job, int token, Ahead ahead) {
     Prefetcher prefetch(ahead, job.matrix->units);
     for (int unit = 0; unit < job.matrix->units; unit++) {
         prefetch.advance();
-        add_unit<kCode, typename F::Decode, T>(job, job.block + static_cast<size_t>(unit) * F::kUnit, unit, token, acc);
+        add_unit<kCode, typename F::Decode, T>(job, job.block + static_cast<size_t>(unit) * F::kUnit, unit,
+                                               token, acc);
     }
     for (int t = 0; t < T; t++) store_floats(job.out + (token + t) * kRowBlock, finished<kCode>(job, acc[t]));
 }
@@ -118,7 +120,8 @@ static void many(const BlockJob& job) {
         prefetch.advance();
         const uint8_t* packed = job.block + static_cast<size_t>(unit) * F::kUnit;
 #pragma GCC unroll 16
-        for (int step = 0; step < kSteps; step++) store_ints(bytes + step * kStepBytes, F::Decode::step(packed, step));
+        for (int step = 0; step < kSteps; step++)
+            store_ints(bytes + step * kStepBytes, F::Decode::step(packed, step));
         int token = sweep<kCode, kTile>(job, bytes, unit, 0);
         token = sweep<kCode, 2>(job, bytes, unit, token);
         sweep<kCode, 1>(job, bytes, unit, token);
@@ -132,11 +135,17 @@ static void many(const BlockJob& job) {
 template <int kCode>
 static void dot(const BlockJob& job) {
     switch (job.tokens) {
-        case 1: return few<kCode, 1>(job, 0, job.ahead);
-        case 2: return few<kCode, 2>(job, 0, job.ahead);
-        case 3: few<kCode, 2>(job, 0, job.ahead); return few<kCode, 1>(job, 2, Ahead{});
-        case 4: return few<kCode, 4>(job, 0, job.ahead);
-        default: return many<kCode>(job);
+        case 1:
+            return few<kCode, 1>(job, 0, job.ahead);
+        case 2:
+            return few<kCode, 2>(job, 0, job.ahead);
+        case 3:
+            few<kCode, 2>(job, 0, job.ahead);
+            return few<kCode, 1>(job, 2, Ahead{});
+        case 4:
+            return few<kCode, 4>(job, 0, job.ahead);
+        default:
+            return many<kCode>(job);
     }
 }
 

@@ -44,7 +44,8 @@ STRATA_INLINE __m256 clamped8(__m256 g, __m256 u, const Gating& gating) {
 }
 
 template <__m256 (*kOp)(__m256, __m256, const Gating&)>
-STRATA_INLINE void apply(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride) {
+STRATA_INLINE void apply(const Gating& gating, const float* z, const float* bias, int tokens, float* h,
+                         size_t stride) {
     const __m256 zero = _mm256_setzero_ps();
     const __m256 gate_bias = bias != nullptr ? _mm256_loadu_ps(bias) : zero;
     const __m256 up_bias = bias != nullptr ? _mm256_loadu_ps(bias + 8) : zero;
@@ -59,9 +60,12 @@ STRATA_INLINE void apply(const Gating& gating, const float* z, const float* bias
 
 void gate(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride) {
     switch (gating.kind) {
-        case Gate::kSilu: return apply<silu8>(gating, z, bias, tokens, h, stride);
-        case Gate::kGeluTanh: return apply<gelu8>(gating, z, bias, tokens, h, stride);
-        case Gate::kSwigluClamped: return apply<clamped8>(gating, z, bias, tokens, h, stride);
+        case Gate::kSilu:
+            return apply<silu8>(gating, z, bias, tokens, h, stride);
+        case Gate::kGeluTanh:
+            return apply<gelu8>(gating, z, bias, tokens, h, stride);
+        case Gate::kSwigluClamped:
+            return apply<clamped8>(gating, z, bias, tokens, h, stride);
     }
 }
 

@@ -39,6 +39,7 @@ struct BlockJob {
     Ahead ahead;
 };
 using BlockFn = void (*)(const BlockJob&);
+using DecodeRowFn = void (*)(const Matrix& matrix, int row, float* out);
 
 enum class Gate : int { kSilu, kGeluTanh, kSwigluClamped };
 struct Gating {
@@ -49,15 +50,16 @@ struct Gating {
 struct Kernels {
     const char* name;
     // Indexed by format code. int8 activations; null for bf16 and f16.
-    BlockFn dot_q8[kFormatCount];
+    const BlockFn* dot_q8;
     // f32 activations; every format.
-    BlockFn dot_f32[kFormatCount];
+    const BlockFn* dot_f32;
     // One row of a matrix as f32 [cols].
-    void (*decode_row[kFormatCount])(const Matrix& matrix, int row, float* out);
+    const DecodeRowFn* decode_row;
     // x [cols] -> out[units]; columns beyond cols count as 0. span: 32 or 64.
     void (*quantize)(const float* x, int cols, int span, QuantUnit* out);
     // z [tokens][16] = 8 gate and 8 up values, bias [16] or null -> h[token * stride + 0..7].
-    void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride);
+    void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h,
+                 size_t stride);
 };
 
 // Columns that share an activation scale when they meet weights of this format.

@@ -11,7 +11,9 @@ namespace {
 class Prefetcher {
   public:
     STRATA_INLINE_MEMBER Prefetcher(Ahead ahead, int units)
-        : at_(ahead.at), end_(ahead.at + ahead.bytes), step_((ahead.bytes / units + kLine - 1) / kLine * kLine) {}
+        : at_(ahead.at),
+          end_(ahead.at + ahead.bytes),
+          step_((ahead.bytes / units + kLine - 1) / kLine * kLine) {}
 
     // Asks for the lines that are due with this unit.
     STRATA_INLINE_MEMBER void advance() {

@@ -57,8 +57,8 @@ STRATA_INLINE void quantize_unit(const float* x, int span, QuantUnit* out) {
         return;
     }
     for (int half = 0; half < 2; half++)
-        quantize_span<kUnitCols / 2>(x + half * (kUnitCols / 2), out->codes + half * (kUnitCols / 2), &out->scales[half],
-                                     &out->sums[half]);
+        quantize_span<kUnitCols / 2>(x + half * (kUnitCols / 2), out->codes + half * (kUnitCols / 2),
+                                     &out->scales[half], &out->sums[half]);
 }
 
 }  // namespace

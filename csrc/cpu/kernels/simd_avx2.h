@@ -27,10 +27,18 @@ STRATA_INLINE void store_ints(void* p, Ints x) {
 }
 STRATA_INLINE Ints set_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 STRATA_INLINE Ints set_bytes(int x) { return set_ints(x * 0x01010101); }
-STRATA_INLINE Ints and_ints(Ints x, Ints y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
-STRATA_INLINE Ints max_ints(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
-STRATA_INLINE Ints shift_right(Ints x, int n) { return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
-STRATA_INLINE Ints shift_left(Ints x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+STRATA_INLINE Ints and_ints(Ints x, Ints y) {
+    return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
+}
+STRATA_INLINE Ints max_ints(Ints x, Ints y) {
+    return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
+}
+STRATA_INLINE Ints shift_right(Ints x, int n) {
+    return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)};
+}
+STRATA_INLINE Ints shift_left(Ints x, int n) {
+    return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
+}
 STRATA_INLINE Ints sign_shift_right(Ints x, int n) {
     return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
 }
@@ -96,7 +104,8 @@ STRATA_INLINE Ints load_u8(const void* p) {
 STRATA_INLINE Floats low_f16(Ints x) {
     const Ints low = and_ints(x, set_ints(0xffff));
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.a, low.b), 0xd8);
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
 }
 
 }  // namespace

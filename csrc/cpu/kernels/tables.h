@@ -5,8 +5,6 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-using DecodeRowFn = void (*)(const Matrix&, int, float*);
-
 extern const BlockFn kDotQ8[kFormatCount];
 extern const BlockFn kDotF32[kFormatCount];
 extern const DecodeRowFn kDecodeRow[kFormatCount];

@@ -101,15 +101,18 @@ STRATA_INLINE void decode_unit(const Matrix& matrix, const uint8_t* block, int u
     for (int first = 0; first < kUnitCols; first += kSpan) {
         Floats scale = set_floats(1.0f), shift = set_floats(0.0f);
         if constexpr (kFormat.scale_bytes != 0)
-            scale = load_scales<kFormat.scale_bytes>(block + matrix.scales_at, group_of<kFormat.group>(unit, first));
+            scale = load_scales<kFormat.scale_bytes>(block + matrix.scales_at,
+                                                     group_of<kFormat.group>(unit, first));
         if constexpr (kFormat.minimum)
-            shift = load_scales<kFormat.scale_bytes>(block + matrix.mins_at, group_of<kFormat.group>(unit, first));
+            shift = load_scales<kFormat.scale_bytes>(block + matrix.mins_at,
+                                                     group_of<kFormat.group>(unit, first));
         else if constexpr (kFormat.values == Values::kInt4)
             shift = mul(scale, set_floats(-8.0f));
         constexpr bool kShifted = kFormat.values == Values::kInt4;
 #pragma GCC unroll 64
         for (int col = 0; col < kSpan; col++) {
-            Floats value = raw_column<kFormat.values>(values + first * (kUnitBytes[static_cast<int>(kFormat.values)] / kUnitCols), col);
+            Floats value = raw_column<kFormat.values>(
+                values + first * (kUnitBytes[static_cast<int>(kFormat.values)] / kUnitCols), col);
             if constexpr (kShifted)
                 value = fma(value, scale, shift);
             else if constexpr (kFormat.scale_bytes != 0)
