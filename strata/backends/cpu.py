@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from strata.backends import isa
 from strata.backends.cpu_tokens import TokenOps
+from strata.backends.cpu_weights import WeightOps
 from strata.hardware.cpu import choose_cpus
 from strata.store.formats import FORMATS
 
@@ -23,7 +24,7 @@ F32 = NDArray[np.float32]
 _PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
 
 
-class CpuBackend(TokenOps):
+class CpuBackend(TokenOps, WeightOps):
     """See `base.Backend` for what each op does."""
 
     name = "cpu"
