@@ -14,6 +14,7 @@ came from (`split_prompt`).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class ControlTokens:
     def halves(self, text: str) -> list[str]:
         """The text cut inside every control token, so that no piece contains one."""
         cuts = [0, *((m.start() + m.end()) // 2 for m in self._find.finditer(text)), len(text)]
-        return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [text[a:b] for a, b in itertools.pairwise(cuts)]
 
     def mark(self, value: Any) -> Any:
         """A copy of a JSON value in which every control token inside a string is wrapped."""
@@ -90,7 +91,7 @@ class ControlTokens:
         return text, _pieces(*_own_tokens(runs, tokens))
 
     def _runs(self, marked: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-        """Text between control tokens (with: was there a lone marker?) and the tokens (with: typed by a user?)."""
+        """Text between control tokens (has it a lone marker?), and the tokens (did a user type them?)."""
         runs, tokens, last, lone, text = [], [], 0, False, ""
         for match in self._scan.finditer(marked):
             text += marked[last : match.start()]
@@ -104,9 +105,7 @@ class ControlTokens:
         runs.append((text + marked[last:], lone))
         return runs, tokens
 
-    def _transfer(
-        self, text: str, typed: list[bool]
-    ) -> tuple[list[tuple[str, bool]], list[str]]:
+    def _transfer(self, text: str, typed: list[bool]) -> tuple[list[tuple[str, bool]], list[str]]:
         runs, _ = self._runs(text)
         found = self._find.findall(text)
         return _own_tokens(runs, list(zip(found, typed, strict=True)))

@@ -20,7 +20,9 @@ class Detokenizer:
     continuation: the text goes on after a raw prompt, so a leading space belongs to it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special else frozenset()
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
@@ -52,7 +54,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
-            raise RequestError("a stop string is empty", remedy="leave it out, or give at least one character")
+            raise RequestError("a stop string is empty", remedy="leave it out, or give one character or more")
         self._stops = tuple(_StopState(stop) for stop in stops)
         self._held = ""
         self.stopped = False

@@ -30,8 +30,8 @@ _END_OF_TURN = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
         *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
-        *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-        "[e~[",
+        *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
     )
 )
 # Where these exist, <|end|> only closes a channel (gpt-oss, Solar).
@@ -44,6 +44,7 @@ class Tokenizer:
     vocab_size: ids are below this (the model's embedding may have more rows). bos_id, eos_id: None where the
     model has none. stop_ids: any of these ends an answer. add_bos: raw text begins with BOS.
     special_tokens: `bos_token`, ... as chat templates see them. config: tokenizer_config.json.
+    chat_templates: name -> source; the usual one is called "default".
     """
 
     def __init__(self, files: Mapping[str, bytes], *, where: str) -> None:
@@ -63,6 +64,7 @@ class Tokenizer:
         self.eos_id = self._id(self.special_tokens.get("eos_token"))
         self.stop_ids = self._stop_ids(files)
         self.vocab_size = max(self._encoder.get_vocab_size(), 1 + max(self._added, default=-1))
+        self.chat_templates = self._chat_templates(files)
         self._read_decoder()
 
     @classmethod
@@ -76,7 +78,7 @@ class Tokenizer:
         text = well_formed(text)
         ids = self._encode(text, special)
         if not special and self._forbidden.intersection(ids):
-            ids = [i for half in self._controls.halves(text) for i in self._continue(half, False)]
+            ids = [i for half in self._controls.halves(text) for i in self._encode(half, special)]
         return ids
 
     def encode_completion(self, text: str) -> list[int]:
@@ -88,9 +90,8 @@ class Tokenizer:
         """Ids of a rendered chat: exactly one BOS where the template or the tokenizer wants one."""
         ids: list[int] = []
         for piece in pieces:
-            text = well_formed(piece.text)
-            encoded = self._continue(text, not piece.plain) if ids else self.encode(text, special=not piece.plain)
-            ids += encoded
+            encode = self._continue if ids else self.encode
+            ids += encode(piece.text, special=not piece.plain)
         if self.bos_id is None:
             return ids
         count = next((n for n, i in enumerate(ids) if i != self.bos_id), len(ids))
@@ -193,6 +194,18 @@ class Tokenizer:
             names -= {"<|end|>"}
         return frozenset(stops | {added[name] for name in names})
 
+    def _chat_templates(self, files: Mapping[str, bytes]) -> dict[str, str]:
+        """chat_template.jinja, else the configuration's template or list of named templates."""
+        if "chat_template.jinja" in files:
+            return {"default": files["chat_template.jinja"].decode("utf-8", "replace")}
+        value = self.config.get("chat_template")
+        if isinstance(value, str):
+            return {"default": value}
+        named = value if isinstance(value, list) else []
+        if not all(isinstance(t, dict) and isinstance(t.get("template"), str) for t in named):
+            raise FileFormatError(f"{self._where}: tokenizer_config.json: chat_template is no text or list")
+        return {str(t.get("name", "default")): t["template"] for t in named}
+
     def _read_decoder(self) -> None:
         decoder = self._encoder.decoder
         self._bytes = TokenBytes(json.loads(decoder.__getstate__()) if decoder is not None else None)
@@ -206,10 +219,11 @@ class Tokenizer:
             self._encoder.encode_special_tokens = not special
             return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
-    def _continue(self, text: str, special: bool) -> list[int]:
+    def _continue(self, text: str, *, special: bool) -> list[int]:
         """Ids of a text that follows another: no dummy prefix where only the very first word gets one."""
         if not self._prefix_is_first_only:
             return self.encode(text, special=special)
+        text = well_formed(text)
         guard = "\ufdd2"  # a character that merges with nothing
         lead = self._encode(guard, special)
         ids = self._encode(guard + text, special)

@@ -1,13 +1,13 @@
 """Rebuild the tokenizer files of a Hugging Face checkpoint from GGUF metadata.
 
-GGUF keeps a tokenizer as flat arrays (`tokenizer.ggml.tokens`, `.scores`, `.token_type`, `.merges`) and leaves
-the rules to the program that reads them (format: ggml's docs/gguf.md; behaviour: llama.cpp's llama-vocab.cpp).
-Here they become `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`, so that a store is
-the same whatever it was converted from.
+GGUF keeps a tokenizer as flat arrays (`tokenizer.ggml.tokens`, `.scores`, `.token_type`, `.merges`) and
+leaves the rules to the program that reads them (format: ggml's docs/gguf.md; behaviour: llama.cpp's
+llama-vocab.cpp). Here they become `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`, so
+that a store is the same whatever it was converted from.
 
 - "gpt2": byte-level BPE; `tokenizer.ggml.pre` names the rule that cuts text into words.
-- "llama": SentencePiece BPE; merges are derived from the scores: every way to cut a token into two tokens is a
-  merge, and a higher score of the result merges first.
+- "llama": SentencePiece BPE; merges are derived from the scores: every way to cut a token into two tokens is
+  a merge, and a higher score of the result merges first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.errors import FileFormatError, UnsupportedError
-from strata.store.pretokenizers import pre_tokenizer
+from strata.store.pretokenizers import BYTE_LEVEL, pre_tokenizer
 
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -35,7 +35,7 @@ class _Vocabulary:
 
     def entries(self) -> dict[str, int]:
         """Token -> id without the padding that some converters append."""
-        return {t: i for i, (t, kind) in enumerate(zip(self.tokens, self.types, strict=True)) if kind != UNUSED}
+        return {token: index for index, token in enumerate(self.tokens) if self.types[index] != UNUSED}
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
@@ -104,18 +104,17 @@ def _byte_level_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dic
     rule = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre", "default")))
     vocab = vocabulary.entries()
     merges = list(_listed_merges(metadata, vocab))
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return _tokenizer_json(
         vocabulary,
         normalizer={"type": "NFC"} if rule.nfc else None,
         pre_tokenizer=rule.to_json(),
-        decoder=byte_level,
+        decoder=BYTE_LEVEL,
         model={"vocab": vocab, "merges": merges, "ignore_merges": rule.ignore_merges},
     )
 
 
 def _listed_merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> Iterator[list[str]]:
-    """Pairs from `tokenizer.ggml.merges`; the two parts are separated by the first space after a character."""
+    """Pairs from `tokenizer.ggml.merges`; the first space after a character separates the two parts."""
     merges = _array(metadata, "tokenizer.ggml.merges")
     if not merges:
         raise FileFormatError("tokenizer.ggml.merges is missing or empty, and a gpt2 tokenizer needs it")
@@ -131,7 +130,8 @@ def _listed_merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> Ite
 
 def _sentencepiece_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict[str, Any]:
     vocab = vocabulary.entries()
-    unknown = next((t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == UNKNOWN), None)
+    types = vocabulary.types
+    unknown = vocabulary.tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
@@ -147,7 +147,7 @@ def _sentencepiece_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> 
             "merges": _scored_merges(vocabulary),
             "unk_token": unknown,
             "fuse_unk": True,
-            "byte_fallback": BYTE in vocabulary.types,
+            "byte_fallback": BYTE in types,
         },
     )
 

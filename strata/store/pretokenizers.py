@@ -33,7 +33,8 @@ _O200K = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_O200K_TAIL}"
 )
 _TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_O200K_TAIL}"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_O200K_TAIL}"
 )
 _KIMI_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -59,6 +60,9 @@ _BAILING = (
 _SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{_SPACES}"
 
 
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
 @dataclass(frozen=True)
 class PreTokenizer:
     """Patterns applied in order; nfc: text is normalised first; ignore_merges: whole words that are tokens
@@ -75,8 +79,7 @@ class PreTokenizer:
             {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
             for p in self.patterns
         ]
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        return {"type": "Sequence", "pretokenizers": [*splits, byte_level]}
+        return {"type": "Sequence", "pretokenizers": [*splits, BYTE_LEVEL]}
 
 
 _GPT2_RULE = PreTokenizer((_GPT2,))
@@ -97,7 +100,7 @@ _RULES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
         _DIGITS_GPT2_RULE,
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
     ),
-    (_LLAMA3_RULE, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")),
+    (_LLAMA3_RULE, ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2")),
     (_CL100K_RULE, ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")),
     (PreTokenizer((r"\p{N}{1,3}", _LLAMA3), ignore_merges=True), ("minicpm5",)),
     (_QWEN2_RULE, ("qwen2", "megrez")),
