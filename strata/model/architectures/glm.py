@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strata.model.architectures import gguf, hf
 from strata.model.architectures.base import Architecture
 from strata.model.architectures.fields import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, Fields
@@ -132,7 +134,8 @@ def gguf_minimax_m2(meta: Fields, tensors: Tensors) -> ModelSpec:
     """llama.cpp's minimax-m2."""
     base = gguf.sizes(meta, tensors)
     attention = gguf.grouped_query(meta, base, tensors, qk_norm="full")
-    experts = ExpertSpec(gguf_sigmoid_router(meta), gguf.expert_width(meta))
+    router = replace(gguf_sigmoid_router(meta), normalize_eps=0.0)
+    experts = ExpertSpec(router, gguf.expert_width(meta))
     return gguf.moe(meta, "minimax_m2", base, attention, experts)
 
 

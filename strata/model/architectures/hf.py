@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.errors import FileFormatError
 from strata.model.architectures.fields import (
@@ -15,7 +15,7 @@ from strata.model.architectures.fields import (
     MAX_WIDTH,
     Fields,
 )
-from strata.plan.spec import Activation, AttentionSpec, ExpertSpec, ModelSpec, RopeSpec, RouterSpec
+from strata.plan.spec import Activation, AttentionSpec, ExpertSpec, ModelSpec, RopeSpec
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -131,8 +131,12 @@ def windows(config: Fields, layers: int, window: int, default: list[str]) -> tup
     return sliding if any(sliding) else ()
 
 
-def check_router(source: str, router: RouterSpec) -> RouterSpec:
-    """Refuse what cannot be routed: more chosen than there are, groups that do not divide the experts."""
+def check_experts(source: str, spec: ExpertSpec) -> ExpertSpec:
+    """Refuse what cannot be routed: more chosen than there are, groups that do not divide the experts.
+
+    Returns the spec without what has no effect: the score of a single group, the epsilon of no division.
+    """
+    router = spec.router
     experts, groups = router.experts, router.groups
     reachable = experts // groups * router.top_groups
     if router.top_k > experts or (groups > 1 and router.top_k > reachable):
@@ -147,10 +151,6 @@ def check_router(source: str, router: RouterSpec) -> RouterSpec:
         raise FileFormatError(
             f"{source}: {experts} experts cannot be chosen from {router.top_groups} of {groups} groups"
         )
-    return router
-
-
-def check_experts(source: str, spec: ExpertSpec) -> ExpertSpec:
-    """The same for the whole of a layer's experts."""
-    check_router(source, spec.router)
-    return spec
+    router = router if groups > 1 else replace(router, group_score="max")
+    router = router if router.normalize else replace(router, normalize_eps=0.0)
+    return replace(spec, router=router)
