@@ -57,7 +57,7 @@ def convert(
 ) -> ConvertReport:
     """Write the store `out`. Peak memory is a few experts; an interrupted run is continued by the next.
 
-    progress(bytes done, bytes in all, what) is called after every record. Raises LockedError when another
+    progress(bytes done, bytes in all, what) is called after every few MB. Raises LockedError when another
     process converts into `out`, CapacityError when the disk is too small, StoreError when `out` exists or an
     unfinished conversion is of something else, WeightValueError for NaN and Inf.
     """
@@ -167,11 +167,21 @@ def _write(
     done = sum(entries[key].nbytes for key in journal.done)
     threads = options.threads or min(4, len(os.sched_getaffinity(0)))
     for task, pieces in _computed(tasks, threads):
+        reported = _reported(pieces, done, total, task.label, progress)
         entry = entries[(task.file, task.name)]
-        writer.write(task.file, entry, pieces, task.guard.replaced)
+        writer.write(task.file, entry, reported, task.guard.replaced)
         done += entry.nbytes
-        progress(done, total, f"{task.file}: {task.name}" if task.file == SHARED else task.name)
     writer.commit()
+
+
+def _reported(
+    pieces: Iterable[Bytes], done: int, total: int, label: str, progress: Progress
+) -> Iterator[Bytes]:
+    """Pieces, each reported when the next one is asked for, that is after it was written."""
+    for piece in pieces:
+        yield piece
+        done += piece.nbytes
+        progress(done, total, label)
 
 
 def _computed(tasks: Iterable[Task], threads: int) -> Iterator[tuple[Task, Iterator[Bytes]]]:

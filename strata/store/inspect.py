@@ -31,7 +31,7 @@ class PartSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `strata inspect` shows. parts: those of PARTS that the model has ("plain": norms, routers, biases).
+    """What `strata inspect` shows. parts: those of PARTS it has ("plain": norms, routers, biases).
 
     expert_bytes: smallest and largest expert (0, 0 for dense models); experts: per layer that routes.
     """

@@ -135,13 +135,14 @@ class Manifest:
         data = _parse(text, where)
         try:
             manifest = cls(
-                spec=_spec(data["spec"]),
+                spec=ModelSpec.from_json(data["spec"]),
                 tensors={str(name): _record(TensorRecord, entry) for name, entry in data["tensors"].items()},
                 layers={int(layer): _record(LayerRecord, entry) for layer, entry in data["layers"].items()},
                 source=_source(data["source"]),
                 files=tuple(_record(FileRecord, entry) for entry in data["files"]),
                 **{key: data[key] for key in ("expert_count", "options", "tool", "replaced")},
             )
+            _check_type("manifest", manifest, Manifest)
             _check(manifest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"{where}: {type(error).__name__}: {error}", remedy=_REMEDY) from None
@@ -198,12 +199,6 @@ def _parse(text: bytes, where: str) -> dict[str, Any]:
     return data
 
 
-def _spec(data: Any) -> ModelSpec:
-    spec = ModelSpec.from_json(data)
-    _check_type("spec", spec, ModelSpec)
-    return spec
-
-
 def _source(data: dict[str, Any]) -> SourceRecord:
     files = tuple(_record(FileRecord, entry) for entry in data["files"])
     return SourceRecord(**{**data, "files": files})
@@ -212,9 +207,7 @@ def _source(data: dict[str, Any]) -> SourceRecord:
 def _record(kind: type[Any], data: dict[str, Any]) -> Any:
     if "shape" in data:
         data = {**data, "shape": tuple(data["shape"])}
-    record = kind(**data)
-    _check_type(kind.__name__, record, kind)
-    return record
+    return kind(**data)
 
 
 def _check_type(where: str, value: Any, wanted: Any) -> None:
@@ -228,6 +221,13 @@ def _check_type(where: str, value: Any, wanted: Any) -> None:
         valid = isinstance(value, tuple)
         for item in value if valid else ():
             _check_type(where, item, arguments[0])
+    elif origin is dict:
+        valid = isinstance(value, dict)
+        for key, item in value.items() if valid else ():
+            _check_type(where, key, arguments[0])
+            _check_type(f"{where}[{key!r}]", item, arguments[1])
+    elif wanted is Any:
+        valid = True
     elif origin is typing.Literal:
         valid = value in arguments
     elif origin is types.UnionType:
@@ -243,7 +243,7 @@ def _check_type(where: str, value: Any, wanted: Any) -> None:
 
 def _check(manifest: Manifest) -> None:
     """Sizes and names that everything after this relies on; ValueError."""
-    if not isinstance(manifest.expert_count, int) or not 0 <= manifest.expert_count <= len(manifest.files):
+    if not 0 <= manifest.expert_count <= len(manifest.files):
         raise ValueError(
             f"expert_count is {manifest.expert_count!r} in a store of {len(manifest.files)} files"
         )
@@ -257,8 +257,12 @@ def _check(manifest: Manifest) -> None:
         _check_sizes(f"layer {layer}", (record.hidden, record.width, record.slices))
         if not manifest.spec.layers > layer >= 0 or record.width % record.slices:
             raise ValueError(f"layer {layer}: width {record.width} in {record.slices} slices")
+    shards = manifest.shards()
     listed = {entry.file: entry.bytes for entry in manifest.files}
-    for shard in manifest.shards():
+    for name in set(listed) - {shard.path for shard in shards}:
+        if Path(name).name != name or len(listed) != len(manifest.files):
+            raise ValueError(f"{name!r} in the file table is no name of a file beside the manifest")
+    for shard in shards:
         if listed.get(shard.path) != shard.nbytes:
             raise ValueError(
                 f"{shard.path} has {listed.get(shard.path)} bytes by the table, {shard.nbytes} by layout"

@@ -71,12 +71,12 @@ def _check_format(key: str, value: str) -> None:
 def _parse_key(key: str) -> tuple[str, int, int]:
     """ "experts.0-3" -> ("experts", 0, 3)."""
     found = re.fullmatch(r"(\w+)\.(\d{1,6})(?:-(\d{1,6}))?", key)
-    if found is None or found[1] not in _LAYERED:
+    first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
+    if found is None or found[1] not in _LAYERED or last < first:
         raise UsageError(
             f"override {key!r} names no layers", remedy="write e.g. experts.0-3 or shared.47, first layer 0"
         )
-    first = int(found[2])
-    return found[1], first, int(found[3] or first)
+    return found[1], first, last
 
 
 @dataclass(frozen=True)

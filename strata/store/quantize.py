@@ -152,7 +152,7 @@ def _completed(values: Floats, cols: int, repeat_last: bool) -> Floats:
 
 def _at_least(scales: Floats, least: Floats) -> NDArray[np.float16]:
     """fp16 scales nearest to `scales` but not below `least` (both >= 0): rounding down would clip."""
-    half = np.minimum(scales, np.float32(_F16_MAX)).astype(np.float16)
+    half = np.clip(scales, least, np.float32(_F16_MAX)).astype(np.float16)
     low = half.astype(np.float32) < least
     half[low] = np.nextafter(half[low], np.float16(np.inf))
     return half

@@ -21,10 +21,14 @@ _PIECE_VALUES = 4 << 20  # 16 MiB of f32 at a time
 
 @dataclass(frozen=True)
 class Task:
-    """One record of the store: its pieces, in order, and the guard that counts replaced values."""
+    """One record of the store: its pieces, in order, and the guard that counts replaced values.
+
+    label: for people who watch the progress.
+    """
 
     file: str
     name: str
+    label: str
     pieces: tuple[Callable[[], Bytes], ...]
     guard: ValueGuard
 
@@ -77,7 +81,7 @@ def packed_task(
         return pack(part, coding.codes(rows, start, stop))
 
     runs = block_runs(coding.shape)
-    return Task(file, target.name, tuple(partial(piece, *run) for run in runs), guard)
+    return Task(file, target.name, target.name, tuple(partial(piece, *run) for run in runs), guard)
 
 
 def plain_task(
@@ -91,7 +95,7 @@ def plain_task(
         values = np.concatenate([vector(block) for block in blocks])
         return (to_bf16(values) if dtype == "BF16" else values).view(np.uint8)
 
-    return Task(file, target.name, (piece,), guard)
+    return Task(file, target.name, target.name, (piece,), guard)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def expert_task(
             _fill_biases(source, target, coding.layout, guard, record)
         return record
 
-    return Task(file, f"layers.{target.layer}", (piece,), guard)
+    label = f"layer {target.layer}, expert {target.index}"
+    return Task(file, f"layers.{target.layer}", label, (piece,), guard)
 
 
 def _fill_gate_up(

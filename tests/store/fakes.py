@@ -35,10 +35,12 @@ class FakeSource:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        return {
-            name: TensorInfo(name, self.dtypes.get(name, "F32"), values.shape, values.nbytes, self.path, 0)
-            for name, values in self.arrays.items()
-        }
+        return {name: self._info(name, values) for name, values in self.arrays.items()}
+
+    def _info(self, name: str, values: NDArray[np.float32]) -> TensorInfo:
+        dtype = self.dtypes.get(name, "F32")
+        nbytes = values.size * SIZES.get(dtype, 1)
+        return TensorInfo(name, dtype, values.shape, nbytes, self.path, 0)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         return self.arrays[name].reshape(-1).view(np.uint8)

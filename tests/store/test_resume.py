@@ -1,0 +1,142 @@
+"""Conversions that are killed, doubled or continued with something else."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fakes import small_model
+from test_convert import digest, run
+
+from strata.errors import LockedError, StoreError
+from strata.store.lock import exclusive
+from strata.store.options import ConvertOptions
+from strata.store.reader import Store
+
+SCRIPT = Path(__file__).with_name("killed_convert.py")
+ROOT = SCRIPT.parents[2]
+
+
+def killed_run(out: Path, calls: int, seed: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), str(out), str(calls), str(seed)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_killed_anywhere_ends_bit_identical(tmp_path: Path) -> None:
+    """SIGKILL at random disk calls until a run comes through: the same bytes in every file."""
+    whole = killed_run(tmp_path / "whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    calls = int(whole.stdout.split()[0])
+    rng = random.Random(0)
+    kills = 0
+    for attempt, limits in enumerate(
+        ([calls // 3, calls // 3, calls // 4], [calls - 2], [calls // 2, calls - 30])
+    ):
+        out = tmp_path / f"killed-{attempt}"
+        for limit in limits:
+            kills += killed_run(out, limit + rng.randrange(-5, 3)).returncode == -9
+            assert not (out / "manifest.json").exists() or digest(out) == digest(tmp_path / "whole")
+        if not out.exists():
+            last = killed_run(out, 0)
+            assert last.returncode == 0, last.stderr
+        assert digest(out) == digest(tmp_path / "whole")
+    assert kills >= 5
+
+
+def test_finished_records_are_not_made_again(tmp_path: Path) -> None:
+    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
+    assert killed_run(tmp_path / "s", calls - 14).returncode == -9
+    with pytest.raises(StoreError, match="run the same `strata convert` again"):
+        Store.open(tmp_path / "s")
+    again = killed_run(tmp_path / "s", 0)
+    assert int(again.stdout.split()[1]) >= 6, again.stderr
+
+
+def test_another_source_or_option_does_not_continue(tmp_path: Path) -> None:
+    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
+    killed_run(tmp_path / "s", calls - 14)
+    model = small_model(layers=3)
+    with pytest.raises(StoreError, match=r"differs in its options: experts: it has 'auto', this one 'w8'"):
+        run(model, tmp_path / "s", ConvertOptions(experts="w8"), extra_files={"tokenizer.json": b"{}"})
+    with pytest.raises(StoreError, match="differs in its extra files"):
+        run(model, tmp_path / "s", extra_files={"tokenizer.json": b"[]"})
+    with pytest.raises(StoreError, match="differs in its model"):
+        run(small_model(layers=2), tmp_path / "s", extra_files={"tokenizer.json": b"{}"})
+    run(small_model(layers=2), tmp_path / "s", ConvertOptions(force=True))
+    assert Store.open(tmp_path / "s").spec.layers == 2
+
+
+def test_damage_between_two_runs_is_found(tmp_path: Path) -> None:
+    """A journalled record whose bytes changed meanwhile must not get a fresh checksum."""
+    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
+    killed_run(tmp_path / "s", calls - 14)
+    shard = tmp_path / "s.partial" / "shared.safetensors"
+    with shard.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff\xfe\xfd")
+    again = killed_run(tmp_path / "s", 0)
+    assert again.returncode != 0
+    assert "is not what was written" in again.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_two_converters_on_one_store(tmp_path: Path) -> None:
+    """case-39: the second one stops with the pid of the first and disturbs nothing."""
+    model = small_model()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        inside.set()
+        assert leave.wait(30)
+
+    first = threading.Thread(target=lambda: run(model, tmp_path / "s", progress=hold))
+    first.start()
+    assert inside.wait(30)
+    with pytest.raises(LockedError, match=f"process {os.getpid()} is converting into this store"):
+        run(model, tmp_path / "s")
+    second = killed_run(tmp_path / "s", 0)
+    assert second.returncode != 0
+    assert f"process {os.getpid()}" in second.stderr
+    leave.set()
+    first.join()
+    assert Store.open(tmp_path / "s").has("embed.weight")
+
+
+def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    """case-39: the file alone is no lock."""
+    (tmp_path / "s.lock").write_text("999999\n")
+    with exclusive(tmp_path / "s.lock"):
+        assert (tmp_path / "s.lock").read_text() == f"{os.getpid()}\n"
+    assert not (tmp_path / "s.lock").exists()
+
+
+def test_a_store_opens_while_it_is_locked_and_read_only(tmp_path: Path) -> None:
+    """case-39: serving needs neither the lock nor write access."""
+    run(small_model(), tmp_path / "s")
+    for path in [*(tmp_path / "s").rglob("*"), tmp_path / "s"]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = digest(tmp_path / "s")
+    with exclusive(tmp_path / "s.lock"), Store.open(tmp_path / "s") as store:
+        assert store.plain("final_norm.weight").shape == (96,)
+    assert digest(tmp_path / "s") == before
+    for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]:
+        path.chmod(0o755)
+
+
+def test_kill_between_the_two_renames_of_force(tmp_path: Path) -> None:
+    """The old store has been moved aside, the new one not yet moved in: the next run finishes."""
+    run(small_model(layers=3), tmp_path / "whole", extra_files={"tokenizer.json": b"{}"})
+    run(small_model(seed=1), tmp_path / "s")
+    killed_run(tmp_path / "t", int(killed_run(tmp_path / "x", 0).stdout.split()[0]) - 6)
+    (tmp_path / "s").rename(tmp_path / "s.old")
+    (tmp_path / "t.partial").rename(tmp_path / "s.partial")
+    (tmp_path / "t.journal").rename(tmp_path / "s.journal")
+    assert killed_run(tmp_path / "s", 0).returncode == 0
+    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+    assert not (tmp_path / "s.old").exists()

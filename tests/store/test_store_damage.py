@@ -1,0 +1,223 @@
+"""Stores that were cut, changed or forged: an error with names and numbers, never zeros or a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from fakes import small_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_convert import run
+
+from strata.core import ExpertId
+from strata.errors import StoreError
+from strata.store.manifest import Manifest, read_manifest
+from strata.store.reader import Store
+from strata.store.verify import verify_store
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store") / "s"
+    run(small_model(), store, extra_files={"tokenizer.json": b"{}"})
+    return store
+
+
+@pytest.fixture
+def store(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "s")
+    return tmp_path / "s"
+
+
+def forge(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest and give it a matching checksum."""
+    data = json.loads((store / "manifest.json").read_text())
+    change(data)
+    data.pop("checksum", None)
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    data["checksum"] = xxhash.xxh3_64_hexdigest(text.encode())
+    (store / "manifest.json").write_text(json.dumps(data))
+
+
+def test_manifest_comes_back_unchanged(original: Path) -> None:
+    manifest = read_manifest(original)
+    assert Manifest.from_bytes(manifest.to_bytes(), "x") == manifest
+    assert manifest.to_bytes() == (original / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("file", ["shared.safetensors", "experts/expert-002.safetensors"])
+@pytest.mark.parametrize("cut", [1, 4096, 10**9])
+def test_truncated_shards_do_not_open(store: Path, file: str, cut: int) -> None:
+    path = store / file
+    size = path.stat().st_size
+    with path.open("r+b") as shard:
+        shard.truncate(max(0, size - cut))
+    with pytest.raises(StoreError, match=f"has {max(0, size - cut)} bytes, the manifest says {size}"):
+        Store.open(store)
+    assert any(file in problem for problem in verify_store(store).problems)
+
+
+def test_missing_shard(store: Path) -> None:
+    (store / "experts" / "expert-001.safetensors").unlink()
+    with pytest.raises(StoreError, match="expert-001"):
+        Store.open(store)
+    assert verify_store(store).problems == ("experts/expert-001.safetensors: No such file or directory",)
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_every_flipped_bit_is_found_by_verify(original: Path, position: int) -> None:
+    for file in ("shared.safetensors", "experts/expert-003.safetensors", "tokenizer.json"):
+        path = original / file
+        before = path.read_bytes()
+        damaged = bytearray(before)
+        damaged[position % len(before)] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            problems = verify_store(original).problems
+        finally:
+            path.write_bytes(before)
+        assert len(problems) == 1
+        assert problems[0].startswith(f"{file}: checksum ")
+
+
+def test_changed_header_does_not_open(store: Path) -> None:
+    path = store / "experts" / "expert-000.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"U8"', b'"I8"', 1))
+    with pytest.raises(StoreError, match="its header is not the one the manifest describes"):
+        Store.open(store)
+
+
+def test_padding_is_verified_even_when_checksums_were_forged(store: Path) -> None:
+    path = store / "experts" / "expert-000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] = 7
+    path.write_bytes(data)
+
+    def change(manifest: dict[str, Any]) -> None:
+        for entry in manifest["files"]:
+            if entry["file"] == "experts/expert-000.safetensors":
+                entry["xxh3"] = xxhash.xxh3_64_hexdigest(bytes(data))
+
+    forge(store, change)
+    assert verify_store(store).problems == ("expert 0 of layer 1: the record's padding is not zero",)
+
+
+def test_edited_manifest_is_refused(store: Path) -> None:
+    text = (store / "manifest.json").read_text()
+    (store / "manifest.json").write_text(text.replace('"hidden": 96', '"hidden": 97', 1))
+    with pytest.raises(StoreError, match="was changed after conversion"):
+        Store.open(store)
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], object]:
+    """A change of one field, named by its path."""
+
+    def change(data: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for key in parents:
+            data = data[int(key)] if isinstance(data, list) else data[key]
+        data[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("version", 2), "format version 2, this Strata reads version 1"),
+        (put("version", None), "format version None"),
+        (put("kind", "other"), "is not the manifest of a store"),
+        (put("surprise", 1), "unknown or missing fields: surprise"),
+        (lambda data: data.pop("tool"), "unknown or missing fields: tool"),
+        (put("spec/layers", "many"), "spec.layers is 'many'"),
+        (put("spec/attention/scale", None), "attention.scale is None"),
+        (put("spec/surprise", 1), "surprise"),
+        (put("spec", []), "TypeError"),
+        (put("tensors/embed.weight/format", "w5"), "format 'w5'"),
+        (put("tensors/embed.weight/shape", [70]), r"shape \(70,\)"),
+        (put("tensors/embed.weight/shape", [-70, 96]), r"sizes \(-70, 96\)"),
+        (put("tensors/embed.weight/shape", [10**15, 96]), "sizes"),
+        (put("tensors/embed.weight/shape", [71, 1000]), "bytes by the table"),
+        (put("tensors", 5), "AttributeError"),
+        (put("layers/1/slices", 0), r"sizes \(96, 128, 0\)"),
+        (put("layers/1/slices", 3), "width 128 in 3 slices"),
+        (put("layers/1/biases", "yes"), "biases is 'yes'"),
+        (put("layers/1/down", "w4"), "formats"),
+        (put("layers/9", {}), "TypeError"),
+        (put("expert_count", 10**12), "expert_count is 1000000000000"),
+        (put("expert_count", True), "expert_count is True"),
+        (put("files/0/file", "../../etc/passwd"), "etc/passwd' in the file table"),
+        (put("files/0/bytes", 1), "1 bytes by the table"),
+        (put("replaced", [1]), "replaced"),
+    ],
+)
+def test_forged_manifests_are_refused(
+    store: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    forge(store, change)
+    with pytest.raises(StoreError, match=message):
+        Store.open(store)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 100_000, "\x00\xff", '{"kind": "strata-store"}']
+)
+def test_manifests_that_are_none(store: Path, text: str) -> None:
+    (store / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        Store.open(store)
+
+
+def test_extra_files_of_a_forged_table_stay_inside(store: Path) -> None:
+    """`verify` reads what the table lists: never a path outside the store."""
+    forge(store, lambda data: data["files"].append({"file": "../outside", "bytes": 1, "xxh3": "0"}))
+    with pytest.raises(StoreError, match=r"\.\./outside"):
+        verify_store(store)
+
+
+def test_what_is_no_store(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreError, match="is no store"):
+            Store.open(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is no store"):
+        Store.open(tmp_path / "file")
+
+
+def test_questions_a_store_cannot_answer(original: Path) -> None:
+    store = Store.open(original)
+    with pytest.raises(StoreError, match="holds no tensor nothing"):
+        store.tensor("nothing")
+    with pytest.raises(StoreError, match=r"final_norm\.weight is plain"):
+        store.tensor("final_norm.weight")
+    with pytest.raises(StoreError, match=r"embed\.weight is packed"):
+        store.plain("embed.weight")
+    with pytest.raises(StoreError, match="layer 0 has no routed experts"):
+        store.expert(ExpertId(0, 0))
+    with pytest.raises(StoreError, match="expert 4 of 4"):
+        store.expert(ExpertId(1, 4))
+    with pytest.raises(ValueError, match="read-only"):
+        store.expert(ExpertId(1, 0))[0] = 1
+    kept = store.expert(ExpertId(1, 1))
+    store.close()
+    assert kept.any()
+    with pytest.raises(StoreError, match="is closed"):
+        store.expert(ExpertId(1, 0))
+
+
+def test_records_are_aligned_in_memory(original: Path) -> None:
+    """One DMA or direct read takes a whole record; kernels load 64 bytes at a time."""
+    store = Store.open(original)
+    for index in range(4):
+        assert store.expert(ExpertId(1, index)).ctypes.data % 4096 == 0
+    assert store.tensor("layers.0.mlp.gate_up.weight").data.ctypes.data % 64 == 0
+    assert store.shape("embed.weight") == (70, 96)
+    assert np.isfinite(store.plain("layers.1.router.weight")).all()
