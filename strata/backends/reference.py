@@ -49,8 +49,11 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, threads: int | None = None) -> None:
+        """threads: torch's for the whole process; None leaves them as they are."""
         self.dtype = dtype
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every op with every format."""

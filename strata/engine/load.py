@@ -69,7 +69,7 @@ def make_backend(name: BackendName, threads: int | None, activations: Activation
     if name == "reference":
         from strata.backends.reference import ReferenceBackend
 
-        return ReferenceBackend()
+        return ReferenceBackend(threads=threads)
     from strata.backends.cpu import CpuBackend
 
     return CpuBackend(threads, activations)

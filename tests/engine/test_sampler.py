@@ -29,7 +29,8 @@ def f32(*values: float) -> np.ndarray:
 
 
 @given(
-    st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 3.0, 2.0**127]), min_size=1, max_size=40), st.integers(-2, 50)
+    st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 3.0, 2.0**127]), min_size=1, max_size=40),
+    st.integers(-2, 50),
 )
 def test_top_k_is_a_stable_sort_cut_off(values: list[float], k: int) -> None:
     order = sorted(range(len(values)), key=lambda i: (-values[i], i))

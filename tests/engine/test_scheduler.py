@@ -1,0 +1,148 @@
+"""The scheduler without a model: who runs when, and that nobody fails for want of a page."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.core import Request, SamplingParams
+from strata.engine.executor import build_batch
+from strata.engine.scheduler import Scheduler, Work
+from strata.errors import CapacityError, ContextOverflowError
+from strata.memory.kv_pages import KvPages
+
+PAGE = 4
+
+
+def make_request(name: str, prompt: int, max_tokens: int | None = 8) -> Request:
+    return Request(name, list(range(prompt)), SamplingParams(max_tokens=max_tokens))
+
+
+def make_scheduler(pages: int = 100, context: int = 64, chunk: int = 10, max_running: int = 8) -> Scheduler:
+    return Scheduler(KvPages(pages, PAGE), context, chunk, max_running)
+
+
+def carry_out(works: list[Work]) -> None:
+    """What executor and sampler do to the requests."""
+    for work in works:
+        work.request.computed += work.count
+        if work.completes:
+            work.request.tokens.append(1)
+
+
+def step(scheduler: Scheduler) -> list[tuple[str, int, bool]]:
+    works = scheduler.schedule()
+    carry_out(works)
+    return [(work.request.request_id, work.count, work.completes) for work in works]
+
+
+def test_prompts_go_in_chunks_beside_running_requests() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 4))
+    assert step(scheduler) == [("a", 4, True)]
+    scheduler.add(make_request("b", 23))
+    scheduler.add(make_request("c", 5))
+    assert step(scheduler) == [("a", 1, True), ("b", 10, False)]
+    assert step(scheduler) == [("a", 1, True), ("b", 10, False)]
+    assert step(scheduler) == [("a", 1, True), ("b", 3, True), ("c", 5, True)]
+    assert step(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 1, True)]
+
+
+def test_first_come_first_served() -> None:
+    """A small request does not overtake a large one that waits for pages: that one would wait for ever."""
+    scheduler = make_scheduler(pages=8)
+    first, large, small = make_request("first", 12), make_request("large", 20), make_request("small", 2, 2)
+    for request in (first, large, small):
+        scheduler.add(request)
+    assert [name for name, _, _ in step(scheduler)] == ["first"]
+    assert [name for name, _, _ in step(scheduler)] == ["first"]
+    scheduler.remove(first)
+    assert [name for name, _, _ in step(scheduler)] == ["large"]
+
+
+def test_at_most_max_running() -> None:
+    scheduler = make_scheduler(max_running=2)
+    for name in "abc":
+        scheduler.add(make_request(name, 2))
+    assert [name for name, _, _ in step(scheduler)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(63, True), (64, False), (65, False)])
+def test_a_prompt_must_leave_room_for_one_token(prompt: int, fits: bool) -> None:
+    """case-21: prompts of context - 1, context and context + 1 tokens."""
+    scheduler = make_scheduler()
+    if fits:
+        scheduler.add(make_request("a", prompt, None))
+        return
+    with pytest.raises(ContextOverflowError) as caught:
+        scheduler.add(make_request("a", prompt, None))
+    assert (caught.value.prompt_tokens, caught.value.context_tokens) == (prompt, 64)
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(CapacityError, match="may need 15 KV pages, there are 14"):
+        make_scheduler(pages=14).add(make_request("a", 20, 40))
+
+
+def test_removing_a_waiting_request() -> None:
+    scheduler = make_scheduler(max_running=1)
+    a, b, c = (make_request(name, 2) for name in "abc")
+    for request in (a, b, c):
+        scheduler.add(request)
+    step(scheduler)
+    scheduler.remove(b)
+    scheduler.remove(a)
+    assert [name for name, _, _ in step(scheduler)] == ["c"]
+
+
+def test_nothing_to_do() -> None:
+    assert make_scheduler().schedule() == []
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8),
+    pages=st.integers(11, 30),
+    chunk=st.integers(1, 20),
+    max_running=st.integers(1, 8),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_request_gets_every_token(
+    requests: list[tuple[int, int]], pages: int, chunk: int, max_running: int
+) -> None:
+    """Any mix ends; batches are well-formed, prompts respect the chunk, pages cover all and come back."""
+    scheduler = make_scheduler(pages, 64, chunk, max_running)
+    pending = [make_request(f"r{i}", prompt, answer) for i, (prompt, answer) in enumerate(requests)]
+    for request in pending:
+        scheduler.add(request)
+    for _ in range(1000):
+        works = scheduler.schedule()
+        if not works:
+            break
+        assert sum(work.count for work in works if work.is_prefill) <= chunk
+        assert len(scheduler.running) <= max_running
+        check_batch(works)
+        carry_out(works)
+        scheduler.pages.check_integrity()
+        for request in list(scheduler.running):
+            if len(request.tokens) == scheduler.worst_case(request):
+                scheduler.remove(request)
+    assert all(len(r.generated) == r.sampling.max_tokens for r in pending)
+    assert scheduler.pages.free == scheduler.pages.unpromised == pages
+
+
+def check_batch(works: list[Work]) -> None:
+    """The batch holds exactly the works' tokens, and its page tables cover them."""
+    batch = build_batch(works)
+    assert batch.rows == sum(work.count for work in works)
+    assert batch.logit_rows.tolist() == [
+        sequence.first_row + sequence.count - 1
+        for sequence, work in zip(batch.sequences, works, strict=True)
+        if work.completes
+    ]
+    for sequence, work in zip(batch.sequences, works, strict=True):
+        rows = slice(sequence.first_row, sequence.first_row + sequence.count)
+        stop = sequence.start + sequence.count
+        assert batch.token_ids[rows].tolist() == work.request.tokens[sequence.start : stop]
+        assert batch.positions[rows].tolist() == list(range(sequence.start, stop))
+        assert len(sequence.pages) * PAGE >= stop
