@@ -83,6 +83,8 @@ double block_cost(int tokens) { return 1.0 + 0.35 * tokens; }
 // First gate_up block of worker `worker` of `workers`, counted over all slots; blocks are weighted by cost.
 int64_t split_point(const Shared& s, int worker, int workers) {
     const int blocks = s.slots[0].slice->gate_up.blocks;
+    // Not left to the sums below: they round, and the last block of all would be nobody's.
+    if (worker == workers) return static_cast<int64_t>(s.slot_count) * blocks;
     double total = 0;
     for (int i = 0; i < s.slot_count; i++) total += blocks * block_cost(s.slots[i].work->count);
     double left = total * worker / workers;
