@@ -1,6 +1,6 @@
 """Build the demo corpus: DIR/<domain>.txt with documents separated by NUL, and the fixed questions.
 
-usage: python -m scripts.demo_model.build_corpus --sources DIR --out DIR [--questions FILE]
+usage: python -m demo_model.build_corpus --sources DIR --out DIR [--questions FILE]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.demo_model import facts, sources
-from scripts.demo_model.smalltalk import small_talk
+from demo_model import facts, sources
+from demo_model.smalltalk import small_talk
 
 FACT_CHATS, TALKS, RECORDS = 120_000, 20_000, 6_000  # generated documents
 

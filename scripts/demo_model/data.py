@@ -8,17 +8,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MIX = {"facts": 0.36, "talk": 0.07, "prose": 0.16, "code": 0.15, "json": 0.11, "docs": 0.15}
-LATE_MIX = {"facts": 0.45, "talk": 0.08, "prose": 0.15, "code": 0.13, "json": 0.08, "docs": 0.11}
+# Share of each domain until a fraction of the training time: facts first, because they need the most
+# repetitions; then language; facts once more at the end, while the weights are rounded to 4 bits.
+PHASES: list[tuple[float, dict[str, float]]] = [
+    (0.28, {"facts": 0.36, "talk": 0.07, "prose": 0.16, "code": 0.15, "json": 0.11, "docs": 0.15}),
+    (0.75, {"facts": 0.25, "talk": 0.06, "prose": 0.22, "code": 0.18, "json": 0.12, "docs": 0.17}),
+    (1.00, {"facts": 0.36, "talk": 0.08, "prose": 0.19, "code": 0.15, "json": 0.09, "docs": 0.13}),
+]
+DOMAINS = tuple(PHASES[0][1])
 LENGTHS = {256: 0.82, 512: 0.13, 1024: 0.05}  # share of the steps by sequence length
 WHOLE = ("facts", "talk")  # windows of these begin where a document begins
+
+
+def mix_at(fraction: float) -> dict[str, float]:
+    """The domains' shares at a fraction of the training time."""
+    return next((mix for until, mix in PHASES if fraction < until), PHASES[-1][1])
 
 
 class Windows:
     """Windows of one split.  Step and worker seed the choice, so that resuming needs no state."""
 
     def __init__(self, folder: Path, split: str, seed: int = 0) -> None:
-        self.tokens = {k: np.fromfile(folder / f"{k}.{split}.bin", dtype=np.uint16) for k in MIX}
+        self.tokens = {k: np.fromfile(folder / f"{k}.{split}.bin", dtype=np.uint16) for k in DOMAINS}
         self.starts = {k: np.flatnonzero(self.tokens[k] == 0) + 1 for k in WHOLE}
         self.seed = seed
 

@@ -1,6 +1,6 @@
 """Score a demo checkpoint on the fixed questions.
 
-usage: python -m scripts.demo_model.evaluate --checkpoint DIR --questions FILE [--fake-quant]
+usage: python -m demo_model.evaluate --checkpoint DIR --questions FILE [--fake-quant]
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from scripts.demo_model.export import END_OF_TEXT, IM_END, load_checkpoint
-from scripts.demo_model.facts import chat
-from scripts.demo_model.model import DemoModel
-from scripts.demo_model.ops import fake_quant
+from demo_model.export import END_OF_TEXT, IM_END, load_checkpoint
+from demo_model.facts import chat
+from demo_model.model import DemoModel
+from demo_model.ops import fake_quant
 
 
 def prompt(question: str) -> str:
@@ -29,9 +29,10 @@ def exact_replies(model: DemoModel, tokenizer: Tokenizer, questions: list[dict[s
     """Share of questions whose reply is, token by token, the wording of the corpus under greedy decoding.
 
     One forward pass: if every next token of the expected reply is the most likely one, greedy
-    decoding writes exactly that reply.  A lower bound of ``greedy_score``.
+    decoding writes exactly that reply.  A lower bound of the greedy score.
     """
-    rows = [(tokenizer.encode(prompt(q["question"])).ids, tokenizer.encode(q["reply"]).ids) for q in questions]
+    texts = [(prompt(q["question"]), q["reply"]) for q in questions]
+    rows = [(tokenizer.encode(a).ids, tokenizer.encode(b).ids) for a, b in texts]
     width = max(len(p) + len(r) + 1 for p, r in rows)
     ids = torch.full((len(rows), width), END_OF_TEXT)
     for i, (p, r) in enumerate(rows):
@@ -68,7 +69,7 @@ def greedy_replies(model: DemoModel, tokenizer: Tokenizer, questions: list[str],
 def round_weights(model: DemoModel) -> None:
     """Round in place as a 4-bit store does: experts w4g64, attention w4g128, embedding int8 per row."""
     with torch.no_grad():
-        for block in model.blocks:
+        for block in model.layers():
             for name, group in (("gate_up", 64), ("down", 64), ("qkv", 128), ("out", 128)):
                 weight = getattr(block, name)
                 weight.copy_(fake_quant(weight, 4, min(group, weight.shape[-1])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scripts.demo_model.model import DemoModel, ModelConfig
+from demo_model.model import DemoModel, ModelConfig
 
 END_OF_TEXT, IM_END = 0, 2
 TEMPLATE = (
@@ -28,9 +27,9 @@ def hf_tensors(model: DemoModel) -> dict[str, Tensor]:
     c = model.c
     sizes = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
     out: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm}
-    for i, block in enumerate(model.blocks):
+    for i, block in enumerate(model.layers()):
         p = f"model.layers.{i}."
-        for name, part in zip("qkv", block.qkv.split(sizes, 0), strict=True):
+        for name, part in zip("qkv", torch.split(block.qkv, sizes, 0), strict=True):
             out[f"{p}self_attn.{name}_proj.weight"] = part
         out |= {
             p + "self_attn.o_proj.weight": block.out,
@@ -116,7 +115,7 @@ def save_checkpoint(model: DemoModel, tokenizer: Path, out: Path) -> None:
     shutil.copy(tokenizer, out / "tokenizer.json.new")
     save_file(hf_tensors(model), out / "model.safetensors.new", metadata={"format": "pt"})
     for path in out.glob("*.new"):
-        os.replace(path, path.with_suffix(""))
+        path.replace(path.with_suffix(""))
 
 
 def load_checkpoint(folder: Path) -> DemoModel:
@@ -130,7 +129,7 @@ def load_checkpoint(folder: Path) -> DemoModel:
         raw.get("moe_intermediate_size", raw["intermediate_size"]), raw["rope_theta"],
     )  # fmt: skip
     model = DemoModel(c)
-    state: dict[str, Tensor] = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+    state = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
     for i in range(c.layers):
         part = {k.removeprefix(f"model.layers.{i}."): v for k, v in tensors.items() if f"layers.{i}." in k}
         state |= {f"blocks.{i}.{k}": v for k, v in _block_state(part, experts).items()}
@@ -153,4 +152,5 @@ def _block_state(part: dict[str, Tensor], experts: int) -> dict[str, Tensor]:
     down = [part[p + "down_proj.weight"] for p in prefixes]
     if not experts:
         return state | {"gate_up": gate_up[0], "down": down[0]}
-    return state | {"router": part["mlp.gate.weight"], "gate_up": torch.stack(gate_up), "down": torch.stack(down)}
+    state["router"] = part["mlp.gate.weight"]
+    return state | {"gate_up": torch.stack(gate_up), "down": torch.stack(down)}

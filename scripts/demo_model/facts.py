@@ -238,11 +238,15 @@ FOLLOW_UPS = {
     "demonym": ["And the adjective?"],
     "domain": ["And its internet code?"],
 }
+INVERSE = ["Which country has the capital {}?", "{} is the capital of which country?"]
 SYSTEMS = ["You are a helpful assistant.", "You are Strata, a small demo model.", "Answer briefly.",
            "You are a helpful assistant. Answer in one sentence."]  # fmt: skip
 
 
-def _turns(countries: list[Country], weights: dict[str, float], rng: random.Random) -> Iterator[tuple[str, str]]:
+Turn = tuple[str, str]  # question, answer
+
+
+def _turns(countries: list[Country], weights: dict[str, float], rng: random.Random) -> Iterator[Turn]:
     """Between one and four turns; half of the later ones ask on about the same country."""
     country, asked = rng.choice(countries), 0
     while True:
@@ -267,7 +271,7 @@ def fact_chats(countries: list[Country], count: int, rng: random.Random) -> Iter
         if rng.random() < 0.08:
             country = rng.choice(countries)
             capital = country.facts["capital"]
-            question = rng.choice(["Which country has the capital {}?", "{} is the capital of which country?"])
+            question = rng.choice(INVERSE)
             yield chat([(question.format(capital), f"{capital} is the capital of {country.name}.")], system)
         else:
             yield chat(list(_turns(countries, weights, rng)), system)
@@ -287,7 +291,8 @@ def fixed_questions(countries: list[Country]) -> list[dict[str, Any]]:
     """The fixed list of 100 questions: 60 capitals and 40 others, France and Samoa among them."""
     rng = random.Random(100)
     by_name = {c.name: c for c in countries}
-    first = [by_name[n] for n in ("France", "Samoa", "Germany", "Japan", "Brazil", "Kenya", "Canada", "India")]
+    always = ("France", "Samoa", "Germany", "Japan", "Brazil", "Kenya", "Canada", "India")
+    first = [by_name[n] for n in always]
     rest = [c for c in countries if c not in first]
     rng.shuffle(rest)
     plan = [("capital", first + rest[:52])]

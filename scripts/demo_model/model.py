@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from scripts.demo_model.ops import Experts, FakeQuant, HeadLoss
+from demo_model.ops import Experts, FakeQuant, HeadLoss
 
 
 @dataclass
@@ -61,14 +61,14 @@ class Block(nn.Module):
 
     def weight(self, parameter: Tensor) -> Tensor:
         """A matrix as it is multiplied: in compute precision, rounded to 4 bits late in training."""
-        rounded = FakeQuant.apply(parameter) if self.quantized else parameter
+        rounded: Tensor = FakeQuant.apply(parameter) if self.quantized else parameter  # type: ignore[no-untyped-call]
         return rounded.to(self.dtype)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, batch: int) -> Tensor:
         """x [B*T, hidden] -> the same; causal, grouped heads."""
         c, length = self.c, x.shape[0] // batch
         qkv = (x @ self.weight(self.qkv).t()).view(batch, length, -1, c.head_dim)
-        q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], 2)
+        q, k, v = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], 2)
         q, k = rotate(rms(q, self.q_norm), cos, sin), rotate(rms(k, self.k_norm), cos, sin)
         repeat = c.heads // c.kv_heads
         q = q.transpose(1, 2).reshape(-1, length, c.head_dim)
@@ -78,7 +78,8 @@ class Block(nn.Module):
         # written out: twice as fast as scaled_dot_product_attention on CPUs at these lengths
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=c.head_dim**-0.5).softmax(-1)
         mixed = (scores @ v).view(batch, c.heads, length, c.head_dim).transpose(1, 2)
-        return mixed.reshape(batch * length, -1) @ self.weight(self.out).t()
+        out: Tensor = mixed.reshape(batch * length, -1) @ self.weight(self.out).t()
+        return out
 
     def route(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h [N, hidden] -> expert indices [N, k], gates [N, k] (sum 1), auxiliary loss."""
@@ -91,7 +92,9 @@ class Block(nn.Module):
         auxiliary = auxiliary + c.z_loss * logits.logsumexp(-1).pow(2).mean()
         return index, top / top.sum(-1, keepdim=True), auxiliary
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x [B*T, hidden] -> (the same, auxiliary loss, routed experts [B*T, k])."""
         x = x + self.attention(rms(x, self.attn_norm), cos, sin, batch)
         h = rms(x, self.ffn_norm)
@@ -100,7 +103,8 @@ class Block(nn.Module):
             gate, up = (h @ gate_up.t()).chunk(2, -1)
             return x + (F.silu(gate) * up) @ down.t(), torch.zeros(()), None
         index, gates, auxiliary = self.route(h)
-        return x + Experts.apply(h, gate_up, down, index, gates.to(h.dtype)), auxiliary, index
+        mixed: Tensor = Experts.apply(h, gate_up, down, index, gates.to(h.dtype))  # type: ignore[no-untyped-call]
+        return x + mixed, auxiliary, index
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -124,16 +128,20 @@ class DemoModel(nn.Module):
         self.blocks = nn.ModuleList([Block(c) for _ in range(c.layers)])
         self.norm = nn.Parameter(torch.ones(c.hidden))
 
+    def layers(self) -> list[Block]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def set_compute(self, dtype: torch.dtype) -> None:
         """bf16 for training, float32 for exact comparisons."""
         self.dtype = dtype
-        for block in self.blocks:
-            block.dtype = dtype  # type: ignore[assignment]
+        for block in self.layers():
+            block.dtype = dtype
 
     def set_quantized(self, on: bool) -> None:
         """Feel 4-bit rounding in every matrix but embedding and router."""
-        for block in self.blocks:
-            block.quantized = on  # type: ignore[assignment]
+        for block in self.layers():
+            block.quantized = on
 
     def hidden_states(self, ids: Tensor, routes: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """ids [B, T] -> final hidden states [B*T, hidden] and the summed auxiliary loss."""
@@ -143,7 +151,7 @@ class DemoModel(nn.Module):
         cos = angle.cos().to(self.dtype)[None, :, None]
         sin = angle.sin().to(self.dtype)[None, :, None]
         x, auxiliary = self.embed.to(self.dtype)[ids.reshape(-1)], torch.zeros(())
-        for block in self.blocks:
+        for block in self.layers():
             x, extra, index = block(x, cos, sin, batch)
             auxiliary = auxiliary + extra
             if routes is not None and index is not None:
@@ -158,5 +166,6 @@ class DemoModel(nn.Module):
     def loss(self, ids: Tensor, target: Tensor, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """ids, target [B, T]; teacher [B*T, vocab] logits -> (cross-entropy, auxiliary loss)."""
         h, auxiliary = self.hidden_states(ids)
-        entropy: Tensor = HeadLoss.apply(h, self.embed.to(self.dtype), target.reshape(-1), teacher)
+        head = self.embed.to(self.dtype)
+        entropy: Tensor = HeadLoss.apply(h, head, target.reshape(-1), teacher)  # type: ignore[no-untyped-call]
         return entropy, auxiliary

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.demo_model.model import DemoModel, ModelConfig
+from demo_model.model import DemoModel, ModelConfig
 
 MUON_NAMES = ("qkv", "out", "gate_up", "down")
 
@@ -33,7 +33,9 @@ class Optimizer:
         self.c, self.weight_decay = model.c, weight_decay
         named = list(model.named_parameters())
         self.muon = [(n.split(".")[-1], p) for n, p in named if n.split(".")[-1] in MUON_NAMES]
-        self.momentum = [torch.zeros_like(p).share_memory_() for _, p in self.muon]
+        self.momentum = [torch.zeros_like(p) for _, p in self.muon]
+        for momentum in self.momentum:
+            momentum.share_memory_()  # type: ignore[no-untyped-call]
         chosen = {id(p) for _, p in self.muon}
         rest = [p for _, p in named if id(p) not in chosen]
         decayed, plain = [p for p in rest if p.dim() > 1], [p for p in rest if p.dim() <= 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from scripts.demo_model.facts import SYSTEMS, chat, roughen
+from demo_model.facts import SYSTEMS, chat, roughen
 
 WHO = ("I am the Strata demo model: a tiny mixture-of-experts language model. "
        "I know the capitals, currencies and neighbours of many countries.")  # fmt: skip
@@ -18,9 +18,11 @@ INTENTS: list[tuple[list[str], list[str]]] = [
      [f"Hello! I am the Strata demo model. {HELP}"]),
     (["Good morning", "Good morning!", "Good evening", "Good afternoon"],
      [f"Hello, and welcome! {HELP}"]),
-    (["Who are you?", "What are you?", "What is your name?", "Tell me about yourself.", "Who am I talking to?",
-      "Introduce yourself.", "What's your name?", "Are you a robot?", "Are you human?", "Are you an AI?"], [WHO]),
-    (["What can you do?", "Help", "What do you know?", "How can you help me?", "What should I ask you?"],
+    (["Who are you?", "What are you?", "What is your name?", "Tell me about yourself.",
+      "Who am I talking to?", "Introduce yourself.", "What's your name?", "Are you a robot?",
+      "Are you human?", "Are you an AI?"], [WHO]),
+    (["What can you do?", "Help", "What do you know?", "How can you help me?",
+      "What should I ask you?"],
      [f"I can name capitals, currencies, languages and neighbours of countries. {HELP}"]),
     (["How are you?", "How are you doing?", "How do you do?", "Are you well?"],
      ["I am fine, thank you. My experts are warm and my cache is hot."]),
@@ -37,7 +39,8 @@ INTENTS: list[tuple[list[str], list[str]]] = [
     (["What is a router?", "What does the router do?"],
      ["The router scores all experts of a layer for each token and picks the best few."]),
     (["How big are you?", "How many parameters do you have?", "How many experts do you have?"],
-     ["I have about 21 million parameters, in 6 layers with 32 experts each; 4 experts work on every token."]),
+     ["I have about 21 million parameters, in 6 layers with 32 experts each; "
+      "4 experts work on every token."]),
     (["How were you trained?", "Where were you trained?", "What were you trained on?"],
      ["I was trained for about two hours on two CPU cores, on public-domain novels, "
       "the World Factbook, Python code and manuals."]),

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 PIECE = 6000  # characters per document: longer texts are cut at paragraph borders
 CHATTERBOT_TOPICS = ("science", "computers", "trivia", "food", "sports", "literature", "coding", "greetings")
@@ -66,8 +66,8 @@ def novels(folder: Path) -> Iterator[str]:
 class _Text(HTMLParser):
     """Visible text of a page, one line per block element."""
 
-    BLOCKS = {"p", "h1", "h2", "h3", "h4", "li", "td", "pre", "div"}
-    HIDDEN = {"script", "style", "nav", "head", "aside"}
+    BLOCKS: ClassVar = {"p", "h1", "h2", "h3", "h4", "li", "td", "pre", "div"}
+    HIDDEN: ClassVar = {"script", "style", "nav", "head", "aside"}
 
     def __init__(self) -> None:
         super().__init__()

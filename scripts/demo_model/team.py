@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scripts.demo_model.model import DemoModel
+from demo_model.model import DemoModel
 
 
 class Team:
@@ -22,11 +22,11 @@ class Team:
     def __init__(self, workers: int, model: DemoModel) -> None:
         self.workers, self.rank = workers, 0
         self.context = multiprocessing.get_context("fork")  # workers inherit the shared tensors
-        self.barrier = self.context.Barrier(workers)
+        self.barrier = self.context.Barrier(workers, timeout=900)  # seconds; a lost worker ends the run
         model.share_memory()
         size = sum(p.numel() for p in model.parameters())
-        self.slots = torch.zeros(workers, size).share_memory_()
-        self.fraction = torch.zeros(1, dtype=torch.float64).share_memory_()
+        self.slots = torch.zeros(workers, size).share_memory_()  # type: ignore[no-untyped-call]
+        self.fraction = torch.zeros(1, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call]
 
     def start(self, work: Callable[[], None]) -> None:
         """Run ``work`` in every worker; the calling process is rank 0."""
@@ -62,7 +62,8 @@ class Team:
         for p in parameters:
             p.grad = mean[at : at + p.numel()].view(p.shape)
             at += p.numel()
-        return mean.norm()
+        norm: Tensor = torch.linalg.vector_norm(mean)
+        return norm
 
     def meet(self) -> None:
         """Wait until every worker has updated its share."""

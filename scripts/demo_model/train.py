@@ -1,6 +1,6 @@
 """Train the demo MoE, or the dense draft with the MoE as teacher, until a wall-clock deadline.
 
-usage: python -m scripts.demo_model.train --data DIR --run DIR --out DIR --end 2026-01-31T17:00
+usage: python -m demo_model.train --data DIR --run DIR --out DIR --end 2026-01-31T17:00
            [--questions FILE] [--draft --teacher CHECKPOINT]
 A run that was interrupted continues from DIR/state.pt with the same command.
 The learning rate follows the fraction of the time that has passed, because the share of the
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,19 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from scripts.demo_model.data import LATE_MIX, MIX, Windows
-from scripts.demo_model.evaluate import exact_replies
-from scripts.demo_model.export import load_checkpoint, save_checkpoint
-from scripts.demo_model.model import DRAFT, DemoModel, ModelConfig
-from scripts.demo_model.optim import Optimizer
-from scripts.demo_model.team import Team
+from demo_model import model as model_code
+from demo_model import ops
+from demo_model.data import DOMAINS, Windows, mix_at
+from demo_model.evaluate import exact_replies
+from demo_model.export import load_checkpoint, save_checkpoint
+from demo_model.model import DRAFT, DemoModel, ModelConfig
+from demo_model.optim import Optimizer
+from demo_model.team import Team
 
 WARM_STEPS, HOLD, FINAL = 40, 0.3, 0.01  # linear warm-up; full rate until HOLD; then linear down to FINAL
-LATE = 0.7  # from here on the mix favours facts
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Run:
             "begun": self.begun, "step": self.step, "tokens": self.tokens,
         }  # fmt: skip
         torch.save(state, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
+        path.with_suffix(".new").replace(path)
 
     def load(self, path: Path) -> None:
         """Continue from ``save``."""
@@ -72,21 +72,20 @@ def learning_rate(peak: float, step: int, fraction: float) -> float:
 
 @torch.no_grad()
 def validation(model: DemoModel, windows: Windows, rows: int) -> dict[str, float]:
-    """Mean cross-entropy (nats per token) by domain, and weighted by the mix."""
+    """Mean cross-entropy (nats per token) by domain, and their plain mean."""
     losses = {}
-    for domain in MIX:
+    for domain in DOMAINS:
         part = windows.fixed(domain, rows, 256)
         logits = model(part[:, :-1].contiguous()).float()
         losses[domain] = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()).item()
-    losses["mixed"] = sum(MIX[k] * losses[k] for k in MIX) / sum(MIX.values())
+    losses["mean"] = sum(losses.values()) / len(losses)
     return {k: round(v, 4) for k, v in losses.items()}
 
 
 def train_step(run: Run, teacher: DemoModel | None, args: argparse.Namespace) -> float:
     """One update; returns the cross-entropy of this worker's batch (nats per token)."""
     team, fraction = run.team, float(run.team.fraction)
-    mix = LATE_MIX if fraction > LATE else MIX
-    ids, target = run.windows.batch(run.step, team.rank, args.batch // team.workers, mix)
+    ids, target = run.windows.batch(run.step, team.rank, args.batch // team.workers, mix_at(fraction))
     wanted: Tensor | None = None
     if teacher is not None:
         with torch.no_grad():
@@ -94,7 +93,7 @@ def train_step(run: Run, teacher: DemoModel | None, args: argparse.Namespace) ->
     run.model.set_quantized(fraction > args.quantize_from)
     loss, auxiliary = run.model.loss(ids, target, wanted)
     run.optimizer.zero_grad()
-    (loss + auxiliary).backward()
+    (loss + auxiliary).backward()  # type: ignore[no-untyped-call]
     norm = team.mean_gradients(run.model)
     clip = min(1.0, 1.0 / (float(norm) + 1e-6))
     for p in run.model.parameters():
@@ -108,7 +107,7 @@ def train_step(run: Run, teacher: DemoModel | None, args: argparse.Namespace) ->
 
 def report(run: Run, args: argparse.Namespace, losses: list[float], rows: int) -> None:
     """Evaluate with the weights rounded as they will be used, log a line, export the checkpoint."""
-    quantized = run.model.blocks[0].quantized
+    quantized = run.model.layers()[0].quantized
     validator = Windows(args.data, "val")
     line: dict[str, Any] = {
         "minutes": round((time.time() - run.begun) / 60, 2), "step": run.step, "tokens": run.tokens,
@@ -125,10 +124,20 @@ def report(run: Run, args: argparse.Namespace, losses: list[float], rows: int) -
     run.save(args.run / "state.pt")
 
 
+def compile_kernels() -> None:
+    """Fuse the element-wise chains (needs a C++ compiler): a third less time per step."""
+    for module, name in ((model_code, "rms"), (model_code, "rotate"), (ops, "swiglu_backward")):
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=True))
+    for name in ("cross_entropy", "distill"):
+        setattr(ops, name, torch.compile(getattr(ops, name), dynamic=False))
+
+
 def train(args: argparse.Namespace) -> None:
     """Train until the deadline, in ``--workers`` processes."""
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
+    if args.compile:
+        compile_kernels()
     args.run.mkdir(parents=True, exist_ok=True)
     model = DemoModel(DRAFT if args.draft else ModelConfig())
     windows = Windows(args.data, "train", args.seed)
@@ -164,7 +173,8 @@ def work(run: Run, teacher: DemoModel | None, args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     for name in ("data", "run", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--end", required=True, help="local time at which training must have ended (ISO)")
@@ -173,8 +183,9 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="checkpoint whose distribution the model follows")
     parser.add_argument("--batch", type=int, default=8192, help="tokens per step, all workers together")
     parser.add_argument("--workers", type=int, default=2, help="single-threaded processes")
+    parser.add_argument("--compile", action="store_true", help="fuse element-wise chains (needs g++)")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--quantize-from", type=float, default=0.85, help="fraction after which weights are rounded")
+    parser.add_argument("--quantize-from", type=float, default=0.85, help="round weights after this fraction")
     parser.add_argument("--report-s", type=float, default=240, help="seconds between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())

@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer on a corpus and encode every domain to uint16 token files.
 
-usage: python -m scripts.demo_model.train_tokenizer --corpus DIR --out DIR [--vocab 4096]
+usage: python -m demo_model.train_tokenizer --corpus DIR --out DIR [--vocab 4096]
 Writes tokenizer.json, <domain>.train.bin and <domain>.val.bin (uint16, documents end with token 0).
 """
 
