@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ class Engine:
         self._finish(request, FinishReason.ABORT)
         return True
 
-    def generate(self, request: Request) -> Iterator[int]:
+    def generate(self, request: Request) -> Generator[int, None, None]:
         """The tokens of one request, for callers that run one at a time (others' events would be lost).
 
         Closing the iterator early aborts the request. Raises what `add` raises, and the request's error.
