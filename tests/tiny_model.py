@@ -14,6 +14,8 @@ from strata.core import ExpertId
 from strata.plan.spec import AttentionSpec, ExpertSpec, MlaSpec, ModelSpec, RopeSpec, RouterSpec
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape, PackedTensor, padded
+from strata.store.pack import pack
+from strata.store.quantize import quantize
 
 BF16 = FORMATS["bf16"]
 HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 32, 50, 4, 2, 16
@@ -78,19 +80,23 @@ def as_bf16(values: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 class TinyStore:
-    """A WeightStore: every tensor is made up, from its name, when it is asked for."""
+    """A WeightStore: every tensor is made up, from its name, when it is asked for.
 
-    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+    Formats other than bf16 are quantized and packed by the store's own code.
+    """
+
+    def __init__(self, spec: ModelSpec, seed: int = 0, fmt: str = "bf16") -> None:
         self.spec = spec
         self.seed = seed
+        self.format = FORMATS[fmt]
+        self.packed: dict[str, PackedTensor] = {}
         self.experts_read: list[ExpertId] = []
 
     def has(self, name: str) -> bool:
         return name in self._shapes()
 
     def tensor(self, name: str) -> PackedTensor:
-        matrix = self.matrix(name, self._shapes()[name])
-        return PackedTensor(name, PackedShape(BF16, *matrix.shape), pack_bf16(matrix))
+        return self._packed(name, *self._shapes()[name])
 
     def plain(self, name: str) -> NDArray[np.float32]:
         shape = self._shapes()[name]
@@ -100,7 +106,7 @@ class TinyStore:
     def expert_layout(self, layer: int) -> ExpertLayout:
         assert self.spec.experts is not None
         experts = self.spec.experts
-        return ExpertLayout(BF16, BF16, self.spec.hidden, experts.width, 1, experts.biases)
+        return ExpertLayout(self.format, self.format, self.spec.hidden, experts.width, 1, experts.biases)
 
     def expert(self, expert: ExpertId) -> NDArray[np.uint8]:
         self.experts_read.append(expert)
@@ -110,8 +116,9 @@ class TinyStore:
             ("gate_up", layout.gate_up_offset(0), layout.gate_up),
             ("down", layout.down_offset(0), layout.down),
         ):
-            packed = pack_bf16(self.matrix(f"{expert}.{part}", (shape.rows, shape.cols)))
-            record[offset : offset + len(packed)] = packed
+            record[offset : offset + shape.nbytes] = self._packed(
+                f"{expert}.{part}", shape.rows, shape.cols
+            ).data
         if layout.biases:
             for part, offset, length in (
                 ("gate_up_bias", layout.gate_up_bias_offset, layout.gate_up.rows),
@@ -125,6 +132,14 @@ class TinyStore:
         """Random bf16 numbers that depend on seed and name only."""
         rng = np.random.default_rng([self.seed, *name.encode()])
         return as_bf16(rng.standard_normal(shape) * 0.3)
+
+    def _packed(self, name: str, rows: int, cols: int) -> PackedTensor:
+        if name not in self.packed:
+            matrix, shape = self.matrix(name, (rows, cols)), PackedShape(self.format, rows, cols)
+            exact = self.format is BF16
+            data = pack_bf16(matrix) if exact else pack(shape, quantize(matrix, self.format, name))
+            self.packed[name] = PackedTensor(name, shape, data)
+        return self.packed[name]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         spec = self.spec

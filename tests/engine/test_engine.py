@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from tiny_model import VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
+from strata.backends.base import Backend
 from strata.core import FinishReason, Request, SamplingParams
 from strata.engine.engine import Engine, EngineOptions
+from strata.engine.load import make_backend
 from strata.errors import CapacityError, ContextOverflowError, NumericalError, RequestError
 from strata.model.decoder import Decoder
 from strata.plan.spec import ModelSpec
@@ -23,9 +25,21 @@ SPECS = {"moe": moe_spec(), "gpt_oss": gpt_oss_spec(), "mla": mla_spec()}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 
+def make_decoders(backend: Backend, fmt: str = "bf16") -> dict[str, Decoder]:
+    return {name: Decoder(spec, TinyStore(spec, fmt=fmt), backend) for name, spec in SPECS.items()}
+
+
 @pytest.fixture(scope="module")
 def decoders() -> dict[str, Decoder]:
-    return {name: Decoder(spec, TinyStore(spec), ReferenceBackend()) for name, spec in SPECS.items()}
+    return make_decoders(ReferenceBackend())
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def any_decoders(request: pytest.FixtureRequest) -> dict[str, Decoder]:
+    """For what every backend must keep; cpu with 4-bit weights and int8 activations."""
+    if request.param == "reference":
+        return make_decoders(ReferenceBackend())
+    return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
 
 
 def make_engine(decoder: Decoder, **changes: object) -> Engine:
@@ -75,23 +89,25 @@ def run(
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_batch_mates_change_nothing(decoders: dict[str, Decoder], name: str) -> None:
+def test_batch_mates_change_nothing(any_decoders: dict[str, Decoder], name: str) -> None:
     """case-26, case-25: greedy and sampled requests together give each what it gets alone, to the token."""
     alone = {}
     for request in mixed_requests():
-        alone.update(run(make_engine(decoders[name]), [request]))
-    assert run(make_engine(decoders[name]), mixed_requests()) == alone
-    assert run(make_engine(decoders[name]), mixed_requests(), random.Random(4)) == alone
+        alone.update(run(make_engine(any_decoders[name]), [request]))
+    assert run(make_engine(any_decoders[name]), mixed_requests()) == alone
+    assert run(make_engine(any_decoders[name]), mixed_requests(), random.Random(4)) == alone
     assert alone["sampled"] != alone["same prompt, other seed"]
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
-def test_chunks_change_no_bit_of_the_logits(decoders: dict[str, Decoder], name: str, kv_dtype: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
+def test_chunks_change_no_bit_of_the_logits(
+    any_decoders: dict[str, Decoder], name: str, kv_dtype: str
+) -> None:
     """Also with batch mates that are in another phase."""
     seen = []
     for chunk, mates in ((64, 0), (7, 0), (1, 0), (7, 3)):
-        engine = make_engine(decoders[name], chunk=chunk, kv_dtype=kv_dtype)
+        engine = make_engine(any_decoders[name], chunk=chunk, kv_dtype=kv_dtype)
         for mate in range(mates):
             engine.add(Request(f"mate {mate}", prompt_of(5 * mate + 1, mate), GREEDY))
         seen.append(logits_of(engine, Request("a", prompt_of(33), replace(GREEDY, max_tokens=1))))
@@ -112,20 +128,20 @@ def logits_of(engine: Engine, request: Request) -> np.ndarray:
     raise AssertionError("the request was never computed")
 
 
-def test_same_seed_same_text_whatever_runs_beside(decoders: dict[str, Decoder]) -> None:
+def test_same_seed_same_text_whatever_runs_beside(any_decoders: dict[str, Decoder]) -> None:
     """case-26: the same request five times with seed 42, alone and with seven others."""
     sampling = SamplingParams(temperature=1.5, seed=42, top_k=0, max_tokens=16)
     texts = set()
     for mates in (0, 7):
         for _ in range(2):
-            engine = make_engine(decoders["moe"], pages=64)
+            engine = make_engine(any_decoders["moe"], pages=64)
             others = [
                 Request(f"m{i}", prompt_of(4 + i, i), SamplingParams(temperature=1.5, seed=i, max_tokens=8))
                 for i in range(mates)
             ]
             texts.add(tuple(run(engine, [*others, Request("a", prompt_of(6), sampling)])["a"]))
     assert len(texts) == 1
-    other = run(make_engine(decoders["moe"]), [Request("a", prompt_of(6), replace(sampling, seed=None))])
+    other = run(make_engine(any_decoders["moe"]), [Request("a", prompt_of(6), replace(sampling, seed=None))])
     assert tuple(other["a"]) not in texts
 
 
@@ -268,10 +284,11 @@ def test_generate_does_nothing_before_it_is_iterated(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_traffic_loses_nothing(decoders: dict[str, Decoder], seed: int) -> None:
+def test_random_traffic_loses_nothing(seed: int) -> None:
     """Arrivals, aborts, over-long prompts and few pages: every request ends and every page comes back."""
     rng = random.Random(seed)
-    engine = make_engine(decoders["moe"], pages=12, max_running=3)
+    spec = moe_spec(1, moe_layers=(), experts=None)
+    engine = make_engine(Decoder(spec, TinyStore(spec), ReferenceBackend()), pages=12, max_running=3)
     requests: list[Request] = []
     for turn in range(60):
         if rng.random() < 0.4:
