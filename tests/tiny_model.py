@@ -90,6 +90,7 @@ class TinyStore:
         self.seed = seed
         self.format = FORMATS[fmt]
         self.packed: dict[str, PackedTensor] = {}
+        self.records: dict[ExpertId, NDArray[np.uint8]] = {}
         self.experts_read: list[ExpertId] = []
 
     def has(self, name: str) -> bool:
@@ -110,6 +111,11 @@ class TinyStore:
 
     def expert(self, expert: ExpertId) -> NDArray[np.uint8]:
         self.experts_read.append(expert)
+        if expert not in self.records:
+            self.records[expert] = self._record(expert)
+        return self.records[expert]
+
+    def _record(self, expert: ExpertId) -> NDArray[np.uint8]:
         layout = self.expert_layout(expert.layer)
         record = np.zeros(layout.record_bytes, np.uint8)
         for part, offset, shape in (

@@ -99,7 +99,7 @@ class Metrics:
 def step_bytes(decoder: Decoder, kv: KvSpec, works: Sequence[Work]) -> StepBytes:
     """Bytes of the decoder's latest forward pass, which computed `works`."""
     experts = sum(
-        len(np.unique(ids)) * decoder.expert_layouts[layer].payload_bytes
+        int(np.count_nonzero(np.bincount(ids.ravel()))) * decoder.expert_bytes[layer]
         for layer, ids in decoder.routes.items()
     )
     token_bytes = kv.page_bytes // (kv.layers * kv.page_tokens)

@@ -29,7 +29,7 @@ class Decoder:
     """A model with its weights' handles. Handles are made here; weights are touched when first needed.
 
     routes: what the routers chose in the latest forward pass. shared_bytes: weights that every forward
-    pass reads, routed experts apart.
+    pass reads, routed experts apart; expert_bytes: bytes of one expert, by layer.
     """
 
     def __init__(self, spec: ModelSpec, store: WeightStore, backend: Backend) -> None:
@@ -45,8 +45,10 @@ class Decoder:
         self.final_norm = weights.vector(names.FINAL_NORM, spec.hidden, scale=spec.logit_scale)
         self.layers = [self._load_layer(weights, index) for index in range(spec.layers)]
         self.routes: Routes = {}
-        self.expert_layouts = {
-            index: store.expert_layout(index) for index in range(spec.layers) if spec.is_moe(index)
+        self.expert_bytes = {
+            index: store.expert_layout(index).payload_bytes
+            for index in range(spec.layers)
+            if spec.is_moe(index)
         }
         # Of the embedding a step reads its tokens' rows only, unless it is the head as well.
         unread = 0 if spec.tied_head else weights.nbytes[names.EMBED]

@@ -327,7 +327,7 @@ def test_bytes_of_a_decode_step(decoders: dict[str, Decoder], name: str) -> None
     engine = make_engine(decoder)
     list(engine.generate(Request("a", prompt_of(12), replace(GREEDY, max_tokens=2))))
     spec: ModelSpec = decoder.spec
-    experts = sum(2 * layout.payload_bytes for layout in decoder.expert_layouts.values())
+    experts = 2 * sum(decoder.expert_bytes.values())
     seen = [min(13, spec.window(layer) or 13) for layer in range(spec.layers)]
     per_token = (20 + 8) * 4 if spec.attention.mla else 2 * 2 * 16 * 4
     decode = engine.metrics.requests["a"].decode
