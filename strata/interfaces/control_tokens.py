@@ -2,10 +2,11 @@
 
 A chat template mixes its own control tokens with what people wrote. Both end up in one string, in which a
 typed `<|im_end|>` looks like the real one, so the conversation is *marked* before it is rendered: every
-control token inside a user's string is wrapped into two characters that never occur in text (Unicode
+control token inside a user's string is wrapped into characters that never occur in text (Unicode
 noncharacters; any that a user sends are removed). Wrapping, other than replacing the token, keeps templates
-working that look for tokens in messages, such as those that cut `</think>` out of an answer. A string that
-begins or ends with a part of a token gets a lone marker there, so that two strings cannot join into one.
+working that look for tokens in messages, such as those that cut `</think>` out of an answer. A token counts
+as typed when marks stand on both sides: a mark on one side is what such a cut leaves behind. A string that
+begins or ends with a part of a token gets a joint there, so that two strings cannot become one token.
 
 Templates also trim, slice and compare, and a marker can get in the way of that. Therefore the text always
 comes from rendering the untouched conversation, and the marked rendering only says where each control token
@@ -20,8 +21,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-BEGIN, END = "\ufdd0", "\ufdd1"
-_MARKS = re.compile(f"[{BEGIN}{END}]+")
+BEGIN, END, JOINT = "\ufdd0", "\ufdd1", "\ufdd2"
+MARKS = BEGIN + END + JOINT
+_MARKS = re.compile(f"[{MARKS}]+")
+_NO_MARKS = str.maketrans("", "", MARKS)
+_PAIR = 2  # marks on each side: one may be lost to a template that cuts off a character
 _DELIMITERS = frozenset("<>[]{}|\uff5c")
 
 
@@ -49,7 +53,7 @@ class ControlTokens:
         self._texts = frozenset(text for text in texts if text)
         pattern = _trie_pattern(self._texts) if self._texts else "(?!)"
         self._find = re.compile(pattern)
-        self._scan = re.compile(f"([{BEGIN}{END}]+)?({pattern})([{BEGIN}{END}]+)?|[{BEGIN}{END}]+")
+        self._scan = re.compile(f"({BEGIN}+)?({pattern})({END}+)?|[{MARKS}]")
         self._heads = frozenset(t[:n] for t in self._texts for n in range(1, len(t)))
         self._tails = frozenset(t[n:] for t in self._texts for n in range(1, len(t)))
         self._longest = max(map(len, self._texts), default=0)
@@ -70,10 +74,11 @@ class ControlTokens:
         return value
 
     def _mark_text(self, text: str) -> str:
+        text = text.translate(_NO_MARKS)
         sizes = range(1, min(self._longest, len(text) + 1))
-        head = END if any(text[:n] in self._tails for n in sizes) else ""
-        tail = BEGIN if any(text[-n:] in self._heads for n in sizes) else ""
-        return head + self._find.sub(f"{BEGIN}\\g<0>{END}", text) + tail
+        head = JOINT if any(text[:n] in self._tails for n in sizes) else ""
+        tail = JOINT if any(text[-n:] in self._heads for n in sizes) else ""
+        return head + self._find.sub(f"{BEGIN * _PAIR}\\g<0>{END * _PAIR}", text) + tail
 
     def split_prompt(self, text: str, marked: str) -> tuple[str, list[Piece]]:
         """The prompt's text and its pieces, from the plain and the marked rendering.
@@ -99,9 +104,9 @@ class ControlTokens:
             if match[2] is None:
                 lone = True
                 continue
-            runs.append((text, lone))
-            tokens.append((match[2], bool(match[1] or match[3])))
-            text, lone = "", False
+            runs.append((text, lone or bool(match[1])))
+            tokens.append((match[2], bool(match[1] and match[3])))
+            text, lone = "", bool(match[3])
         runs.append((text + marked[last:], lone))
         return runs, tokens
 

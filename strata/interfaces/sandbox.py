@@ -27,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from strata.errors import TemplateError
-from strata.interfaces.control_tokens import BEGIN, END
+from strata.interfaces.control_tokens import MARKS
 
 MAX_RANGE = 100_000  # jinja2's sandbox has the same, and an OverflowError
 
@@ -41,6 +41,10 @@ class Limits:
     size: int = 16 * 2**20
 
 
+# Filters and methods of text whose integer argument is a width, or a number of items or digits.
+_WIDENING = frozenset(
+    ("center", "ljust", "rjust", "zfill", "indent", "tojson", "batch", "slice", "round", "format")
+)
 _PASSED_BY_JINJA = (jinja2.Environment, jinja2.runtime.Context, nodes.EvalContext)
 
 
@@ -172,10 +176,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.tick()
             args = tuple(list(self.watch_loop(a)) if isinstance(a, Iterator) else a for a in args)
-            widths = _largest_int((*args[1:], *kwargs.values())) + sum(_widths(a) for a in args)
             given = [a for a in args if not isinstance(a, _PASSED_BY_JINJA)]
-            repeated = _repeated(name, given, kwargs)
-            self._check(self._weight((args, kwargs)) + widths + repeated)
+            widths = _largest_int((*given[1:], *kwargs.values())) if name in _WIDENING else 0
+            widths += _widths(given[0]) if name == "format" else 0
+            self._check(self._weight((args, kwargs)) + widths + _repeated(name, given, kwargs))
             return self._check_size(function(*args, **kwargs))
 
         return watched
@@ -187,7 +191,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         text, name = function.__self__, function.__name__
         args = tuple(list(self.watch_loop(a)) if isinstance(a, Iterator) else a for a in args)
         size = self._weight((text, args, kwargs))
-        if name in ("center", "ljust", "rjust", "zfill"):
+        if name in _WIDENING:
             size += _largest_int((*args, *kwargs.values()))
         elif name == "expandtabs":
             size += text.count("\t") * _largest_int((8, *args, *kwargs.values()))
@@ -267,7 +271,7 @@ def _tojson(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     if ensure_ascii:
-        for mark in (BEGIN, END):
+        for mark in MARKS:
             escape = re.escape(json.dumps(mark)[1:-1])
             text = re.sub(rf"(?<!\\)((?:\\\\)*){escape}", rf"\1{mark}", text)
     return text
