@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strata.errors import FileFormatError, UnsupportedError
+from strata.errors import FileFormatError, IncompleteError, UnsupportedError
 from strata.model.architectures import BY_GGUF, BY_HF_TYPE
 from strata.model.architectures.base import Architecture
 from strata.model.architectures.fields import MAX_ROUTED, Fields
@@ -97,6 +97,10 @@ def _find_gguf(config: Mapping[str, Any]) -> tuple[Architecture, Fields]:
 
 def _find_hf(config: Mapping[str, Any]) -> tuple[Architecture, Fields]:
     """The entry of model_type; the quantization is checked first, so that both are named at once."""
+    if not config:
+        raise IncompleteError(
+            "there is no config.json beside the weights", remedy="fetch it with the weights"
+        )
     name = config.get("model_type")
     shown = _shown_type(config)
     fields = Fields(config, f"config.json ({shown})")

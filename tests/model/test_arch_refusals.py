@@ -210,6 +210,11 @@ def test_tensors_must_be_those_of_the_model(
     assert said in error.value.cause
 
 
+def test_weights_without_config_are_incomplete() -> None:
+    with pytest.raises(IncompleteError, match=r"no config\.json"):
+        resolve({}, llama_tensors(), "safetensors")
+
+
 def test_tensors_without_weights_and_mtp_layers_are_passed_over() -> None:
     extra = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": (8,),

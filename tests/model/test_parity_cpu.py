@@ -1,4 +1,4 @@
-"""The cpu backend against the reference on the same store: bf16 and 4-bit weights, f32 and int8 activations."""
+"""The cpu backend against the reference on the same store: bf16 and w4 weights, f32 and int8 activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized checkpoints on their whole way: transformers gets the dequantized weights, we the quantized file."""
+"""Quantized checkpoints: transformers gets the dequantized weights, we the quantized file."""
 
 from __future__ import annotations
 

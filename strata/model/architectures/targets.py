@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from strata.model.architectures.expert_sources import expert_sources
 from strata.model.architectures.lookup import Lookup
 from strata.model.architectures.names import Names
@@ -22,6 +24,12 @@ def build_targets(
     if not spec.tied_head:
         builder.matrix(store.HEAD, "head", spec.vocab, spec.hidden, kind="head")
     return builder.targets, builder.experts
+
+
+@lru_cache(maxsize=8)
+def _halves_of_pairs(heads: int, dim: int) -> tuple[int, ...]:
+    """Inverse of llama.cpp's converter, which moves row h * dim + j * dim / 2 + t to h * dim + 2 * t + j."""
+    return tuple(h * dim + 2 * t + j for h in range(heads) for j in (0, 1) for t in range(dim // 2))
 
 
 class _Builder:
@@ -100,14 +108,8 @@ class _Builder:
         return self.source(f"{part}.bias", (rows,), transposed=True, row_order=order)
 
     def unrotated(self, heads: int) -> tuple[int, ...] | None:
-        """Row order that turns pairs (0, 1), (2, 3), ... of each head into halves; None if they are halves.
-
-        llama.cpp's converter moves row h * d + j * d / 2 + t to h * d + 2 * t + j.
-        """
-        if not self.rotated:
-            return None
-        dim = self.spec.attention.head_dim
-        return tuple(h * dim + 2 * t + j for h in range(heads) for j in (0, 1) for t in range(dim // 2))
+        """Row order that turns pairs (0, 1), (2, 3), ... of a head into halves; None if they are halves."""
+        return _halves_of_pairs(heads, self.spec.attention.head_dim) if self.rotated else None
 
     def latent(self, mla: MlaSpec) -> None:
         """Multi-head latent attention in its absorbed form."""
