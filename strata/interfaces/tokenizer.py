@@ -120,11 +120,6 @@ class Tokenizer:
         return known
 
     @property
-    def strips_start(self) -> bool:
-        """Whether a text loses a leading space when decoded from its first token on."""
-        return self._bytes.strip_first > 0
-
-    @property
     def controls(self) -> ControlTokens:
         """Finds and marks this tokenizer's control tokens in conversations."""
         return self._controls
