@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")
 PLAIN_SOURCES = [*sorted(CSRC.glob("bindings*.cpp")), CSRC / "cpu" / "features.cpp"]
 
-COMMON = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-g0"]
+COMMON = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-g0", "-MMD"]
 PLAIN = ["-march=x86-64", "-mtune=generic"]
 AVX2 = ["-march=haswell", "-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
@@ -72,17 +72,23 @@ class BuildGroups(build_ext):
         """One object file; its path."""
         folder = Path(self.build_temp) / group
         built = folder / source.with_suffix(".o")
-        if built.exists() and built.stat().st_mtime > newest_input(source):
+        if built.exists() and built.stat().st_mtime > newest_input(built):
             return str(built)
         options = [*COMMON, *flags, "-pthread"]
-        made = self.compiler.compile([str(source)], str(folder), include_dirs=ext.include_dirs, extra_postargs=options)
-        return str(made[0])
+        self.compiler.compile(
+            [str(source)], str(folder), include_dirs=ext.include_dirs, extra_postargs=options
+        )
+        return str(built)
 
 
-def newest_input(source: Path) -> float:
-    """Modification time of the newest file that the object of `source` may depend on."""
-    headers = CSRC.rglob("*.h")
-    return max(path.stat().st_mtime for path in (source, Path("setup.py"), *headers))
+def newest_input(built: Path) -> float:
+    """Modification time of the newest file that an object was made from (GCC's -MMD lists them)."""
+    listed = built.with_suffix(".d")
+    if not listed.exists():
+        return float("inf")
+    inputs = listed.read_text(encoding="utf-8").split(":", 1)[1].replace("\\\n", " ").split()
+    paths = [Path(name) for name in ("setup.py", *inputs)]
+    return max(path.stat().st_mtime if path.exists() else float("inf") for path in paths)
 
 
 def extension() -> Extension:

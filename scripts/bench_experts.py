@@ -68,7 +68,8 @@ def step(backend: CpuBackend, model: Model, tokens: int, rng: np.random.Generato
 
 def main() -> None:
     """Prints one line per round and the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--isa", default=None)
     parser.add_argument("--format", default="w4g64", choices=sorted(FORMATS))
     parser.add_argument("--tokens", type=int, default=1)
@@ -77,13 +78,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     backend = CpuBackend(threads=options.threads, isa_name=options.isa)
+    backend.bind_caller()
     model = random_model(options.format, options.layers)
     rng = np.random.default_rng(1)
     shares, speeds, macs = [], [], []
     stop = time.perf_counter() + options.seconds
     while time.perf_counter() < stop:
         limit = read_bandwidth(backend.cpu, 0.1)
-        steps = [step(backend, model, options.tokens, rng) for _ in range(ROUND_STEPS if options.tokens < 64 else 1)]
+        count = ROUND_STEPS if options.tokens < 64 else 1
+        steps = [step(backend, model, options.tokens, rng) for _ in range(count)]
         speed = median(used / seconds for seconds, used in steps)
         work = options.layers * options.tokens * TOP_K * 3 * HIDDEN * WIDTH
         shares.append(speed / limit.best)

@@ -36,7 +36,7 @@ class CpuBackend(TokenOps, WeightOps):
         cpus: Sequence[int] | None = None,
         isa_name: str | None = None,
     ) -> None:
-        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: as STRATA_ISA."""
+        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: see STRATA_ISA."""
         super().__init__()
         extension = isa.extension()
         chosen = choose_cpus(threads, cpus)
@@ -45,7 +45,9 @@ class CpuBackend(TokenOps, WeightOps):
         self.activations = activations
         self.chosen_cpus = chosen
         self.ops = extension
-        self.cpu = extension.Cpu(list(chosen.cpus), isa.choose_isa(extension.features(), isa_name), chosen.bind)
+        # Before anything compiled for AVX2 is called.
+        name = isa.choose_isa(extension.features(), isa_name)
+        self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind)
 
     @property
     def exact(self) -> bool:

@@ -33,8 +33,8 @@ def choose_isa(features: Mapping[str, object], forced: str | None = None) -> str
     if not features["avx2"]:
         raise HardwareError(
             f"this processor ({brand}) has no AVX2, which the CPU kernels need",
-            remedy="use a processor from 2013 (Intel Haswell) or 2015 (AMD Excavator) on; in a virtual machine, "
-            "pass the host's CPU features through",
+            remedy="use a processor from 2013 (Intel Haswell) or 2015 (AMD Excavator) on; in a virtual "
+            "machine, pass the host's CPU features through",
         )
     asked = forced or os.environ.get(ENV, "")
     if not asked:

@@ -26,7 +26,8 @@ def parse_cpu_list(text: str) -> list[int]:
             raise ConfigError(f"{part!r} in the CPU list {text.strip()!r}", remedy='write it like "0-3,8"')
         low, high = int(first), int(last or first)
         if high < low or high >= _CPU_LIMIT:
-            raise ConfigError(f"the range {low}-{high} in a CPU list", remedy=f"0 to {_CPU_LIMIT - 1}, rising")
+            cause = f"the range {low}-{high} in a CPU list"
+            raise ConfigError(cause, remedy=f"rising numbers below {_CPU_LIMIT}")
         found.update(range(low, high + 1))
     return sorted(found)
 

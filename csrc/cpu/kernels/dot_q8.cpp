@@ -24,7 +24,8 @@ struct Decoded : Decode {
     STRATA_INLINE Ints step(const uint8_t* bytes, int step) { return load_ints(bytes + step * kStepBytes); }
 };
 
-// Integer sums of one span for T tokens. Parts are as long as the instruction set's partial sums allow.
+// Integer sums of one span for T tokens, on top of `sum`. Parts are as long as the instruction set's partial
+// sums allow.
 template <class Source, int kFirst, int kCount, int T>
 STRATA_INLINE void span_sums(const uint8_t* bytes, const QuantUnit* const (&x)[T], Ints (&sum)[T]) {
 #pragma GCC unroll 4
@@ -50,8 +51,10 @@ STRATA_INLINE void add_span(const BlockJob& job, const uint8_t* bytes, int unit,
                             const QuantUnit* const (&x)[T], Floats (&acc)[T]) {
     using F = Traits<kCode>;
     Ints sum[T];
-    for (int t = 0; t < T; t++) sum[t] = set_ints(-F::Decode::kOffset * x[t]->sums[kSpanIndex]);
+    for (int t = 0; t < T; t++) sum[t] = set_ints(0);
     span_sums<Source, kSpanIndex * F::kSpanSteps, F::kSpanSteps, T>(bytes, x, sum);
+    for (int t = 0; t < T; t++)
+        sum[t] = add_ints(sum[t], set_ints(-F::Decode::kOffset * x[t]->sums[kSpanIndex]));
     Floats scale = set_floats(F::kFormat.values == Values::kE2m1 ? 0.5f : 1.0f);
     const int group = group_of<F::kFormat.group>(unit, kSpanIndex * F::kSpan);
     if constexpr (F::kFormat.group != 0)

@@ -20,6 +20,7 @@ STRATA_INLINE Ints load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
 STRATA_INLINE void store_ints(void* p, Ints x) { _mm512_storeu_si512(p, x.v); }
 STRATA_INLINE Ints set_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 STRATA_INLINE Ints set_bytes(int x) { return set_ints(x * 0x01010101); }
+STRATA_INLINE Ints add_ints(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; }
 STRATA_INLINE Ints and_ints(Ints x, Ints y) { return {_mm512_and_si512(x.v, y.v)}; }
 STRATA_INLINE Ints max_ints(Ints x, Ints y) { return {_mm512_max_epi32(x.v, y.v)}; }
 STRATA_INLINE Ints shift_right(Ints x, int n) { return {_mm512_srli_epi32(x.v, n)}; }
