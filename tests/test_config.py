@@ -50,7 +50,7 @@ def test_shipped_configurations_load(path: Path) -> None:
 
 BAD = {
     "unknown key": (
-        "kv:\n  page_token: 3\n",
+        "kv:\n  page_token: 8\n",
         ":2:3: unknown key 'page_token' in section 'kv'",
         "'page_tokens'",
     ),
@@ -94,6 +94,7 @@ BAD = {
     "sexagesimal": ("sampling:\n  top_k: 1:30\n", "'1:30' is not a whole number", ""),
     "out of range": ("sampling:\n  top_p: 1.5\n", ":2:10: sampling.top_p: '1.5' is out of range", ""),
     "last word": ("sampling:\n  repeat_penalty: 0\n", "sampling.repeat_penalty", "above 0"),
+    "multiple": ("kv:\n  page_tokens: 20\n", "'20' is not a multiple of 8", ""),
     "choice": ("kv:\n  dtype: int4\n", "'int4' is not one of: int8, bf16, f32", ""),
     "empty stop": ('sampling:\n  stop: ["a", ""]\n', ":2:15: sampling.stop: '' is empty", ""),
     "nested stop": ("sampling:\n  stop: [[a]]\n", "sampling.stop holds a list", ""),

@@ -38,12 +38,16 @@ class Kind(ABC):
 
 @dataclass(frozen=True)
 class Integer(Kind):
-    """A whole number. `word` stands for None ("auto", "random"); so does `word_number` (llama.cpp's -1)."""
+    """A whole number. `word` stands for None ("auto", "random"); so does `word_number` (llama.cpp's -1).
+
+    The number must be divisible by `multiple`.
+    """
 
     low: int
     high: int
     word: str = ""
     word_number: int | None = None
+    multiple: int = 1
 
     def _parse(self, text: str, base: Path | None) -> int | None:
         if self.word and text == self.word:
@@ -56,6 +60,8 @@ class Integer(Kind):
             return None
         if not self.low <= value <= self.high:
             raise ValueError(f"is out of range; allowed: {self.low} to {self.high}{alternative}")
+        if value % self.multiple:
+            raise ValueError(f"is not a multiple of {self.multiple}")
         return value
 
     def show(self, value: Any) -> str:

@@ -38,12 +38,12 @@ class ConvertConfig:
     shared: str = "auto"
     head: str = "auto"
     embed: str = "auto"
-    slices: int = 1
+    slices: int = 2
 
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What computes. threads: None = one per allowed core. activations: what the cpu backend multiplies."""
+    """What computes. threads: None = one per core. activations: what the cpu backend's products read."""
 
     name: Literal["cpu", "reference"] = "cpu"
     threads: int | None = None
@@ -125,7 +125,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "shared": Text(),
         "head": Text(),
         "embed": Text(),
-        "slices": Integer(1, 8),
+        "slices": Integer(1, 64),
     },
     "backend": {
         "name": Choice(("cpu", "reference")),
@@ -134,7 +134,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "kv": {
         "dtype": Choice(("int8", "bf16", "f32")),
-        "page_tokens": Integer(1, 4096),
+        "page_tokens": Integer(8, 4096, multiple=8),
         "size": Size(low=1 << 20),
     },
     "engine": {"prefill_chunk": Integer(1, 1 << 16)},

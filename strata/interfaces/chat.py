@@ -32,6 +32,8 @@ class LineReader(Protocol):
 def chat(session: Session, reader: LineReader) -> int:
     """Runs until the user leaves; returns the exit code."""
     note(f"{session.title}. /help lists the commands, Ctrl-D leaves.")
+    if session.remark:
+        note(f"note: {session.remark}")
     interrupted = False
     while True:
         try:

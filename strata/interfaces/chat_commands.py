@@ -41,7 +41,9 @@ def run_command(session: Session, line: str) -> Answer | None:
     if command is None:
         nearest = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean /{nearest[0]}? " if nearest else ""
-        raise UsageError(f"no command /{name}", remedy=f"{hint}/help lists them; // sends a line that begins with /")
+        raise UsageError(
+            f"no command /{name}", remedy=f"{hint}/help lists them; // sends a line that begins with /"
+        )
     return command.run(session, rest.strip())
 
 

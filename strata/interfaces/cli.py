@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -35,8 +36,19 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"strata.interfaces.commands.{cmd_name}")
         command: click.Command = module.command
-        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP))
+        if all(parameter.name != "debug" for parameter in command.params):
+            command.params.append(
+                click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP)
+            )
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs the command; a reader that left (`| head -1`) ends it quietly. click would say exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(EXIT_PIPE)
 
 
 _DEBUG_HELP = "Show the traceback of an error."
@@ -62,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str], *, debug: bool = False) -> int:
     """The exit code of a command line: 0 done, 1 failure, 2 usage, 130 interrupted, 141 reader gone."""
     try:
+        warnings.showwarning = _show_warning
         code = strata.main(args=list(arguments), prog_name="strata", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else EXIT_OK  # commands return their exit code or None
@@ -74,6 +87,11 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
         return request.exit_code
     except Exception as error:
         return _report(error, debug)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Warnings are for people here: the sentence, without Python's file and line."""
+    click.echo(f"warning: {printable(str(message))}", err=True)
 
 
 def _report(error: Exception, debug: bool) -> int:
@@ -90,7 +108,9 @@ def _report(error: Exception, debug: bool) -> int:
     elif isinstance(error, MemoryError):
         message, code = "not enough memory\n  remedy: a smaller model.context or kv.size", EXIT_FAILURE
     else:
-        message = f"internal error: {type(error).__name__}: {error}\n  remedy: report it with --debug's output"
+        message = (
+            f"internal error: {type(error).__name__}: {error}\n  remedy: report it with --debug's output"
+        )
         code = EXIT_FAILURE
     click.echo(f"error: {printable(message)}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""Reading messages from a terminal: prompt-toolkit where the terminal can move the cursor, else plain lines."""
+"""Reading messages from a terminal: prompt-toolkit where the cursor can move, else plain lines."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata.core import FinishReason
 from strata.interfaces.session import Session
-from strata.interfaces.statistics import describe
+from strata.interfaces.statistics import describe, memory_bandwidth
 from strata.interfaces.terminal import Interrupt, note, write
 
 EXIT_OK, EXIT_INTERRUPTED = 0, 130
@@ -12,6 +12,8 @@ EXIT_OK, EXIT_INTERRUPTED = 0, 130
 
 def answer_once(session: Session, prompt: str) -> int:
     """Streams the answer; returns the exit code. ContextOverflowError comes before any output."""
+    if session.remark:
+        note(f"note: {session.remark}")
     answer = session.ask(prompt)
     with Interrupt().watching() as interrupt:
         for piece in answer.pieces(stop=lambda: interrupt.requested):
@@ -20,5 +22,5 @@ def answer_once(session: Session, prompt: str) -> int:
         write("\n")
     if answer.context_full:
         note(f"note: the context of {session.context} tokens is full; the answer ends here")
-    note(describe(answer))
+    note(describe(answer, memory_bandwidth(session.model.engine)))
     return EXIT_INTERRUPTED if answer.finish_reason is FinishReason.ABORT else EXIT_OK

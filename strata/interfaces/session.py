@@ -21,11 +21,6 @@ class Session:
     """
 
     def __init__(self, model: LoadedModel, config: Config, *, raw: bool = False) -> None:
-        if not raw and model.template is None:
-            raise RequestError(
-                f"{model.name} has no chat template",
-                remedy="--raw continues a text; chat.template names a template file",
-            )
         self.model = model
         self.raw = raw
         self.sampling = config.sampling
@@ -38,6 +33,11 @@ class Session:
     def title(self) -> str:
         """What a user should know about the model, in a line."""
         return f"{self.model.name}, context {self.context} tokens"
+
+    @property
+    def remark(self) -> str:
+        """What a user should be told before the first message, or ""."""
+        return "" if self.raw else self.model.note
 
     @property
     def context(self) -> int:
@@ -86,10 +86,10 @@ class Session:
         """Figures of the last answer."""
         if self.last is None:
             return "no answer yet"
-        from strata.interfaces.statistics import describe
+        from strata.interfaces.statistics import describe, memory_bandwidth
 
-        return describe(self.last)
+        return describe(self.last, memory_bandwidth(self.model.engine))
 
     def _answer(self, prompt: list[int]) -> Answer:
         self._asked += 1
-        return Answer(self.model, f"run-{self._asked}", prompt, self.sampling)
+        return Answer(self.model, f"run-{self._asked}", prompt, self.sampling, continuation=self.raw)

@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from strata.errors import CapacityError
 from strata.interfaces.answer import Answer
 
+if TYPE_CHECKING:
+    from strata.engine.engine import Engine
+    from strata.engine.metrics import Phase
 
-def describe(answer: Answer) -> str:
-    """Tokens and tokens/s of prefill and decode, and what decode read of the measured memory bandwidth."""
-    lines = [
-        f"prompt {len(answer.request.prompt)} tokens, {_rate(len(answer.request.prompt), answer.prefill_seconds)}",
-        f"answer {answer.tokens} tokens, {_rate(answer.tokens - 1, answer.decode_seconds)}",
-    ]
-    return "\n".join(lines)
+_PROBE_SECONDS = 0.2
 
 
-def _rate(tokens: int, seconds: float) -> str:
-    if tokens <= 0 or seconds <= 0:
-        return "no rate"
-    return f"{tokens / seconds:.1f} tokens/s ({seconds:.2f} s)"
+def describe(answer: Answer, bandwidth: float = 0.0) -> str:
+    """Tokens and tokens/s of prefill and decode, and what decode read per second.
+
+    bandwidth: of the memory, in bytes/s, measured in the same run; 0: unknown.
+    """
+    context = f"{len(answer.request.tokens)} of {answer.model.context} context tokens used"
+    progress = answer.progress
+    if progress is None:
+        return f"{len(answer.request.prompt)} prompt tokens, {answer.tokens} answer tokens, {context}"
+    lines = [f"prefill  {_rate(progress.prefill)}", f"decode   {_rate(progress.decode)}"]
+    speed = progress.decode.bytes_per_second
+    if speed:
+        share = (
+            f", {100 * speed / bandwidth:.0f} % of the {bandwidth / 1e9:.1f} GB/s measured"
+            if bandwidth
+            else ""
+        )
+        lines.append(f"memory   {speed / 1e9:.2f} GB/s of weights and KV read by decode{share}")
+    return "\n".join(
+        [*lines, f"tokens   {len(answer.request.prompt)} prompt, {answer.tokens} answer; {context}"]
+    )
+
+
+def memory_bandwidth(engine: Engine) -> float:
+    """Bytes/s that the engine's threads can read now; 0 where the backend does not say or memory is short.
+
+    Measured after the answer, so that it delays nothing: it takes about half a second.
+    """
+    from strata.backends.cpu import CpuBackend
+    from strata.hardware.bandwidth import read_bandwidth
+
+    backend = engine.decoder.backend
+    if not isinstance(backend, CpuBackend):
+        return 0.0
+    try:
+        return read_bandwidth(backend.cpu, _PROBE_SECONDS).best
+    except CapacityError:
+        return 0.0
+
+
+def _rate(phase: Phase) -> str:
+    if not phase.seconds:
+        return "nothing"
+    return f"{phase.tokens_per_second:.1f} tokens/s ({phase.tokens} in {phase.seconds:.2f} s)"

@@ -1,6 +1,6 @@
 """Run by test_chat.py in a terminal of its own: the real chat with a model that answers by rule.
 
-    python chat_driver.py CONTEXT DELAY HISTORY
+python chat_driver.py CONTEXT DELAY HISTORY
 """
 
 from __future__ import annotations

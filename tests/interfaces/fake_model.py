@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
 
 from strata.core import FinishReason, Request
 
@@ -16,11 +16,11 @@ class FakeText:
         self.stops = stops
         self.stopped = False
 
-    def push(self, token: int) -> str:
+    def add(self, token: int) -> str:
         self.stopped = chr(token) in self.stops
         return "" if self.stopped else chr(token)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return ""
 
 
@@ -32,6 +32,7 @@ class FakeEngine:
         self.delay = delay
         self.calls = 0
         self.open = 0
+        self.metrics = SimpleNamespace(requests={})
 
     def generate(self, request: Request) -> Iterator[int]:
         self.calls += 1
@@ -56,13 +57,13 @@ class FakeModel:
 
     name = "fake"
     stop_ids: frozenset[int] = frozenset()
-    template: Any = "a template"
+    note = ""
 
     def __init__(self, context: int = 10_000, delay: float = 0.0) -> None:
         self.context = context
         self.engine = FakeEngine(context, delay)
 
-    def text_stream(self, request: Request) -> FakeText:
+    def text_stream(self, request: Request, *, continuation: bool) -> FakeText:
         return FakeText(request.sampling.stop)
 
     def encode_text(self, text: str) -> list[int]:

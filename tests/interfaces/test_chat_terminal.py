@@ -18,7 +18,9 @@ READY = r"\x1b\[\?2004h.*?> ?"  # prompt-toolkit switches bracketed paste on whe
 class Terminal:
     """The chat driver in a pty."""
 
-    def __init__(self, history: str = "none", term: str = "xterm", context: int = 1000, delay: float = 0.0) -> None:
+    def __init__(
+        self, history: str = "none", term: str = "xterm", context: int = 1000, delay: float = 0.0
+    ) -> None:
         self.plain = term == "dumb"
         self.child = pexpect.spawn(
             sys.executable,
@@ -154,8 +156,6 @@ def test_ctrl_c_stops_an_answer_and_keeps_its_part(terminals: list[Terminal], tm
     assert '"content": "ABCDEF' in saved.read_text()
     terminal.child.sendeof()
     terminal.leave(calls=1)
-
-
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])

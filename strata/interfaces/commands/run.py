@@ -25,13 +25,19 @@ _FLAGS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("--presence-penalty",), "sampling.presence_penalty", "X", "Penalty of tokens that occurred."),
     (("--frequency-penalty",), "sampling.frequency_penalty", "X", "The same for every occurrence."),
     (("-s", "--seed"), "sampling.seed", "N", "The same seed gives the same text; -1 is random."),
-    (("-n", "--max-tokens", "--predict"), "sampling.max_tokens", "N", "Tokens of an answer; -1 is unlimited."),
+    (
+        ("-n", "--max-tokens", "--predict"),
+        "sampling.max_tokens",
+        "N",
+        "Tokens of an answer; -1 is unlimited.",
+    ),
     (("--stop",), "sampling.stop", "TEXT", "End the answer before this text (repeatable)."),
     (("--system",), "chat.system", "TEXT", "System prompt."),
+    (("--chat-template",), "chat.template", "FILE", "Jinja file instead of the model's own template."),
 )
 
 
-def _add_flags(function: Callable[..., None]) -> Callable[..., None]:
+def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
     for names, option, metavar, text in reversed(_FLAGS):
         several = option == "sampling.stop"
         function = click.option(

@@ -1,0 +1,102 @@
+"""`strata convert`: a checkpoint becomes a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from strata.errors import UsageError
+
+_FORMAT = "FORMAT"
+
+
+@click.command("convert")
+@click.argument("source", metavar="SRC")
+@click.option("--out", required=True, metavar="STORE", help="Folder of the store; must not exist yet.")
+@click.option("--experts", default="auto", metavar=_FORMAT, help="Routed experts.")
+@click.option("--shared", default="auto", metavar=_FORMAT, help="Attention, dense layers, shared experts.")
+@click.option("--head", default="auto", metavar=_FORMAT, help="Output matrix.")
+@click.option("--embed", default="auto", metavar=_FORMAT, help="Token embedding.")
+@click.option("--slices", type=int, metavar="N", help="Parts an expert is cut into, one per memory node.")
+@click.option(
+    "--layer-format", "layers", multiple=True, metavar="PART.LAYERS=FORMAT", help="E.g. experts.0-3=bf16."
+)
+@click.option("--requantize", is_flag=True, help="With auto: do not keep the source's own quantization.")
+@click.option("--allow-nan", is_flag=True, help="Store NaN and Inf as 0 and count them.")
+@click.option("--force", is_flag=True, help="Replace an existing store, once the new one is complete.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable report.")
+def command(
+    source: str,
+    out: str,
+    experts: str,
+    shared: str,
+    head: str,
+    embed: str,
+    slices: int | None,
+    layers: tuple[str, ...],
+    requantize: bool,
+    allow_nan: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Convert a GGUF file or a Hugging Face directory into a store.
+
+    It can be stopped at any moment: the same command continues. Formats: bf16 f16 w8 w8g32 w4g32 w4g64
+    w4g128 w4g32m w4g64m w4g128m mxfp4; auto keeps the source's own quantization where a format holds it
+    without loss, else takes w4g64 for experts, w4g128 for shared layers, w8 for head and embedding.
+
+    \b
+    Examples:
+      strata convert models/Qwen3-30B-A3B --out stores/qwen3-30b
+      strata convert model.gguf --out stores/model --experts w4g64 --shared w4g128 --head w8
+    """
+    from strata.interfaces.importing import import_checkpoint
+    from strata.interfaces.progress import progress_bar
+    from strata.store.options import ConvertOptions
+
+    options = ConvertOptions(
+        experts=experts,
+        shared=shared,
+        head=head,
+        embed=embed,
+        slices=ConvertOptions.slices if slices is None else slices,
+        allow_nan=allow_nan,
+        keep_quantized=not requantize,
+        overrides=_layer_formats(layers),
+        force=force,
+    )
+    with progress_bar("converting") as progress:
+        report = import_checkpoint(Path(source), Path(out), options, progress)
+    if as_json:
+        click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
+    else:
+        _print(report)
+
+
+def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:
+    """experts.0-3=bf16 -> {"experts.0-3": "bf16"}; ConvertOptions checks both sides."""
+    formats = {}
+    for item in given:
+        key, equals, name = item.partition("=")
+        if not equals:
+            raise UsageError(
+                f"--layer-format {item!r} is not PART.LAYERS=FORMAT", remedy="e.g. experts.0-3=bf16"
+            )
+        formats[key] = name
+    return formats
+
+
+def _print(report: object) -> None:
+    from strata.config import format_size
+    from strata.interfaces.terminal import note, printable
+    from strata.store.convert import ConvertReport
+
+    assert isinstance(report, ConvertReport)
+    for line in report.notes:
+        note(f"note: {line}")
+    for name, count in report.replaced.items():
+        note(f"note: {name}: {count} values that were no numbers became 0")
+    resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
+    click.echo(printable(f"{report.path}: {format_size(report.bytes)}, {report.records} records{resumed}"))

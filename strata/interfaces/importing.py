@@ -1,0 +1,97 @@
+"""Checkpoint -> store: the one way in, for `strata convert` and for models that are imported on first use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from strata.errors import StoreError
+from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
+from strata.model.resolve import Resolved, resolve
+from strata.store.checkpoint import open_checkpoint
+from strata.store.convert import ConvertReport, convert
+from strata.store.fingerprint import source_record, tool_name
+from strata.store.gguf_tokenizer import tokenizer_files
+from strata.store.manifest import MANIFEST, VERSION
+from strata.store.options import ConvertOptions
+from strata.store.source import CheckpointSource
+
+Progress = Callable[[int, int, str], None]
+_MAX_EXTRA_BYTES = 256 << 20
+
+
+def open_and_resolve(path: Path) -> tuple[CheckpointSource, Resolved]:
+    """A checkpoint and what it is; what Strata does not support is refused by name."""
+    source = open_checkpoint(path)
+    kind: Any = source.kind
+    resolved = resolve(source.config, source.tensors, kind)
+    if resolved.spec.name == resolved.spec.architecture:  # config.json seldom has a name, its folder does
+        name = source.path.resolve().name.removesuffix(".gguf").removesuffix(".safetensors")
+        resolved = dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, name=name))
+    return source, resolved
+
+
+def import_checkpoint(
+    path: Path, out: Path, options: ConvertOptions, progress: Progress | None = None
+) -> ConvertReport:
+    """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids."""
+    source, resolved = open_and_resolve(path)
+    return _convert(source, resolved, out, options, progress)
+
+
+def cached_store(
+    path: Path, cache: Path, options: ConvertOptions, progress: Progress | None = None
+) -> tuple[Path, ConvertReport | None]:
+    """The store of a checkpoint in `cache`, converted if it is not there (then with the report).
+
+    The folder's name holds a hash of the source's files, the options and the converter's version, so that a
+    changed model or other formats make another store.
+    """
+    source, resolved = open_and_resolve(path)
+    record = dataclasses.asdict(source_record(source))
+    key = json.dumps([record, options.identity(), tool_name(), VERSION], sort_keys=True)
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", resolved.spec.name)[:60].strip(".-") or "model"
+    out = cache / f"{slug}-{xxhash.xxh3_64_hexdigest(key.encode())}"
+    if (out / MANIFEST).is_file():
+        return out, None
+    try:
+        return out, _convert(source, resolved, out, options, progress)
+    except StoreError:
+        if (out / MANIFEST).is_file():  # another process was a moment faster
+            return out, None
+        raise
+
+
+def cache_folder(setting: str) -> Path:
+    """The folder for the option model.cache_dir: "auto" or a path."""
+    if setting != "auto":
+        return Path(setting)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "strata"
+
+
+def _convert(
+    source: CheckpointSource,
+    resolved: Resolved,
+    out: Path,
+    options: ConvertOptions,
+    progress: Progress | None,
+) -> ConvertReport:
+    extra = _extra_files(source)
+    return convert(source, resolved.spec, resolved.targets, resolved.experts, out, options, extra, progress)
+
+
+def _extra_files(source: CheckpointSource) -> dict[str, bytes]:
+    """The tokenizer's files: rebuilt from GGUF metadata, or those beside the weights."""
+    if source.kind == "gguf":
+        return tokenizer_files(source.config)
+    folder = source.path if source.path.is_dir() else source.path.parent
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return {path.name: path.read_bytes() for path in found if path.stat().st_size <= _MAX_EXTRA_BYTES}

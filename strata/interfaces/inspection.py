@@ -1,0 +1,130 @@
+"""What `strata inspect` says about a checkpoint, a bare config.json or a store: headers, never weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.config import format_size
+from strata.errors import UsageError
+from strata.interfaces.importing import open_and_resolve
+from strata.model.counts import Counts, count
+from strata.model.resolve import resolve
+from strata.plan.spec import ModelSpec
+from strata.store.checkpoint_file import read_json_file
+from strata.store.inspect import Summary, inspect_source, inspect_store
+from strata.store.manifest import MANIFEST, read_manifest
+
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config"."""
+
+    path: Path
+    kind: str
+    spec: ModelSpec
+    counts: Counts
+    summary: Summary | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For --json: counts in parameters, sizes in bytes."""
+        parameters = {
+            field.name: getattr(self.counts, field.name)
+            for field in dataclasses.fields(self.counts)
+            if field.name not in ("moe_layers", "experts", "top_k")
+        }
+        parameters |= {"total": self.counts.total, "active": self.counts.active, "shared": self.counts.shared}
+        return {
+            "path": str(self.path),
+            "kind": self.kind,
+            "name": self.spec.name,
+            "architecture": self.spec.architecture,
+            "parameters": parameters,
+            "moe_layers": self.counts.moe_layers,
+            "experts": self.counts.experts,
+            "top_k": self.counts.top_k,
+            **({} if self.summary is None else _summary_json(self.summary)),
+            "spec": self.spec.to_json(),
+        }
+
+
+def _summary_json(summary: Summary) -> dict[str, Any]:
+    return {
+        "bytes": summary.bytes,
+        "expert_bytes": {"smallest": summary.expert_bytes[0], "largest": summary.expert_bytes[1]},
+        "parts": {name: dataclasses.asdict(part) for name, part in summary.parts.items()},
+    }
+
+
+def inspect_path(path: Path) -> Inspection:
+    """Inspect a store, a checkpoint, a config.json or a directory that holds only one.
+
+    Raises the errors of the readers and of `resolve`: what Strata does not support is refused by name.
+    """
+    if (path / MANIFEST).is_file():
+        manifest = read_manifest(path)
+        return Inspection(path, "store", manifest.spec, count(manifest.spec), inspect_store(manifest))
+    config = _bare_config(path)
+    if config is not None:
+        spec = resolve(read_json_file(config), None, "safetensors").spec
+        return Inspection(path, "config", spec, count(spec), None)
+    source, found = open_and_resolve(path)
+    summary = inspect_source(source, found.spec, found.targets, found.experts)
+    return Inspection(path, source.kind, found.spec, count(found.spec), summary)
+
+
+def _bare_config(path: Path) -> Path | None:
+    """The config.json to read when there are no weights beside it."""
+    if path.is_file() and path.name.endswith(".json") and not path.name.endswith(_WEIGHT_SUFFIXES):
+        return path
+    if not path.is_dir():
+        if not path.exists():
+            raise UsageError(
+                f"{path}: no such file or directory", remedy="give a store, a model or a config.json"
+            )
+        return None
+    names = [entry.name for entry in path.iterdir()]
+    weights = any(name.endswith(_WEIGHT_SUFFIXES) for name in names)
+    return path / "config.json" if "config.json" in names and not weights else None
+
+
+def describe(found: Inspection) -> str:
+    """A page for people."""
+    spec, counts = found.spec, found.counts
+    attention = spec.attention
+    lines = [
+        f"{spec.name} ({spec.architecture}, {found.kind})",
+        f"  parameters   {counts.total:,}, {counts.active:,} active per token",
+        f"  layers       {spec.layers}, {counts.moe_layers} with experts; hidden {spec.hidden}; "
+        f"{attention.heads} heads, {attention.kv_heads} KV heads of {attention.head_dim}",
+        f"  tokens       vocabulary {spec.vocab:,}, context {spec.context:,}",
+    ]
+    if counts.experts:
+        lines.append(
+            f"  experts      {counts.experts} per layer, {counts.top_k} per token, "
+            f"{counts.per_expert:,} parameters each"
+        )
+    return "\n".join(lines + _part_lines(found.summary))
+
+
+def _part_lines(summary: Summary | None) -> list[str]:
+    if summary is None:
+        return []
+    lines = []
+    for name, part in summary.parts.items():
+        formats = ", ".join(sorted(part.formats, key=lambda key: -part.formats[key]))
+        lines.append(f"  {name:<12} {_bytes(part.bytes)}: {formats}")
+    smallest, largest = summary.expert_bytes
+    if largest:
+        lines.append(
+            f"  one expert   {_bytes(smallest)}" + (f" to {_bytes(largest)}" if largest > smallest else "")
+        )
+    return [*lines, f"  together     {_bytes(summary.bytes)}"]
+
+
+def _bytes(size: int) -> str:
+    return f"{format_size(size)} ({size:,} bytes)"

