@@ -38,10 +38,11 @@ class Journal:
         lines, length = _whole_lines(path)
         if lines and lines[0] != identity:
             raise StoreError(_difference(path, lines[0], identity), remedy=_remedy(path))
-        self.done: dict[tuple[str, str], Done] = {}
-        for line in lines[1:]:
-            entry = Done(**line)
-            self.done[entry.key] = entry
+        try:
+            entries = [Done(**line) for line in lines[1:]]
+        except TypeError as error:
+            raise StoreError(f"{path} is damaged: {error}", remedy=_remedy(path)) from None
+        self.done = {entry.key: entry for entry in entries}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._file, length)
         os.lseek(self._file, length, os.SEEK_SET)
@@ -78,7 +79,7 @@ def _whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             line = json.loads(raw)
         except ValueError:
             break
-        if not raw.endswith(b"\n"):
+        if not raw.endswith(b"\n") or not isinstance(line, dict):
             break
         lines.append(line)
         length += len(raw)

@@ -19,6 +19,9 @@ from strata.store.formats import ROW_BLOCK, VALUE_BITS, PackedShape, PackedTenso
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """What a 4-bit mxfp4 code means before scaling (OCP Microscaling Formats v1.0, table 5)."""
 
+E8M0_TOP = 252
+"""The largest E8M0 byte whose values are all finite in f32: 6 * 2**125."""
+
 _SCALE_DTYPES: dict[int, Any] = {1: np.uint8, 2: np.float16, 4: np.float32}
 _CHUNK_VALUES = 1 << 20  # temporaries of unpacking stay at a few MB, in cache
 
@@ -217,7 +220,7 @@ def _check_scales(tensor: PackedTensor, scales: NDArray[Any], rows: int) -> None
     groups = -(-tensor.shape.cols // fmt.group) if fmt.group else tensor.shape.groups
     if scales[:, groups:].any() or scales[rows:].any():
         raise _padding_error(tensor, "the scale of a group of padding is not zero")
-    bad = (scales == 255) if fmt.scale_bytes == 1 else ~np.isfinite(scales)
+    bad = (scales > E8M0_TOP) if fmt.scale_bytes == 1 else ~np.isfinite(scales)
     if bad.any():
         raise _padding_error(tensor, f"{int(bad.sum())} scales are not finite")
 

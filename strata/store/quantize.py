@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strata.errors import WeightValueError
 from strata.store.formats import WeightFormat
-from strata.store.pack import Codes
+from strata.store.pack import E8M0_TOP, Codes
 
 Floats = NDArray[np.float32]
 
@@ -26,7 +26,7 @@ _CHUNK_VALUES = 1 << 16  # 256 KiB of f32: a group search makes three passes per
 _F16_MAX = 65504.0
 _F16_TINY = 2.0**-24
 _F32_TINY = float(np.finfo(np.float32).tiny)
-_E2M1_TOP = 6.0 * 2.0**125  # 6 * 2**126 is no f32
+_E2M1_TOP = 6.0 * 2.0 ** (E8M0_TOP - 127)
 _BF16_TOP = float(np.float32(2.0**127 * (2 - 2.0**-8)))  # from here on rounding gives infinity
 _F16_TOP = 65519.0
 _F32_TOP = float(np.finfo(np.float32).max) * (1 - 2.0**-20)  # 127 * (top / 127) must not round to infinity
@@ -260,9 +260,9 @@ def _e2m1_groups(x: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8], None]
     """mxfp4: per group the better of the two smallest exponents that clip at most half a step (7 -> 6)."""
     top = np.abs(x).max(axis=1)
     fraction, power = np.frexp(top / np.float32(7))
-    least = np.clip(power - (fraction == 0.5), -127, 125)
+    least = np.clip(power - (fraction == 0.5), -127, E8M0_TOP - 127)
     codes, error = _e2m1_codes(x, least)
-    wider = np.minimum(least + 1, 125)
+    wider = np.minimum(least + 1, E8M0_TOP - 127)
     other_codes, other_error = _e2m1_codes(x, wider)
     better = 4 * other_error < error  # errors are in squared units of each one's own scale
     codes[better] = other_codes[better]

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from strata.store.formats import ROW_BLOCK, ExpertLayout, PackedShape
 from strata.store.pack import Codes, pack, pack_into
 from strata.store.quantize import quantize, to_bf16
-from strata.store.rows import BlockRows, InterleavedRows, Rows, StackedRows, ValueGuard, interleave
+from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.source import CheckpointSource, SourceRows, TargetExpert, TargetTensor
+from strata.store.stacking import InterleavedRows, StackedRows, interleave
 
 Bytes = NDArray[np.uint8]
 _PIECE_VALUES = 4 << 20  # 16 MiB of f32 at a time

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,9 @@ from strata.store.journal import Done, Journal
 from strata.store.manifest import MANIFEST, FileRecord
 from strata.store.shards import Entry, ShardLayout
 
-_SYNC_BYTES = 128 << 20  # lost at most when killed; syncing every 3 MB record would cost a tenth of the time
+# Lost at most when killed, whichever comes first; syncing every 3 MB record would cost a tenth of the time.
+_SYNC_BYTES = 128 << 20
+_SYNC_SECONDS = 5.0
 _READ_BYTES = 8 << 20
 _SPARE_BYTES = 64 << 20  # manifest, tokenizer files, directories
 
@@ -45,9 +48,9 @@ def disk_errors(out: Path) -> Iterator[None]:
                 f"{out}: the disk is full ({free} bytes available)",
                 remedy="free some space and run the same command again: it continues",
             ) from None
-        if error.filename is None or not str(error.filename).startswith(str(out)):
-            raise
-        raise StoreError(f"{error.filename}: {error.strerror}") from None
+        raise StoreError(
+            f"{error.filename or out}: {error.strerror}", remedy="choose an output folder that can be written"
+        ) from None
 
 
 def check_space(out: Path, shards: Iterable[ShardLayout]) -> None:
@@ -75,6 +78,7 @@ class StoreWriter:
         self._journal = journal
         self._pending: list[Done] = []
         self._pending_bytes = 0
+        self._committed = time.monotonic()
         for shard in self._shards.values():
             self._prepare(shard)
 
@@ -108,7 +112,7 @@ class StoreWriter:
             )
         self._pending.append(Done(file, entry.name, hasher.hexdigest(), dict(replaced)))
         self._pending_bytes += entry.nbytes
-        if self._pending_bytes >= _SYNC_BYTES:
+        if self._pending_bytes >= _SYNC_BYTES or time.monotonic() - self._committed >= _SYNC_SECONDS:
             self.commit()
 
     def commit(self) -> None:
@@ -117,6 +121,7 @@ class StoreWriter:
             _sync(self._root / file)
         self._journal.add(self._pending)
         self._pending, self._pending_bytes = [], 0
+        self._committed = time.monotonic()
 
     def seal(self) -> list[FileRecord]:
         """Read every file back: each record must be what was journalled; returns the file table."""

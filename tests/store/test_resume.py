@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from fakes import small_model
 from test_convert import digest, run
 
-from strata.errors import LockedError, StoreError
+from strata.errors import CapacityError, LockedError, StoreError
 from strata.store.lock import exclusive
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
@@ -140,3 +141,50 @@ def test_kill_between_the_two_renames_of_force(tmp_path: Path) -> None:
     assert killed_run(tmp_path / "s", 0).returncode == 0
     assert digest(tmp_path / "s") == digest(tmp_path / "whole")
     assert not (tmp_path / "s.old").exists()
+
+
+def test_a_disk_that_fills_up_is_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says so, and the same command continues later."""
+    calls = 0
+
+    def write(descriptor: int, data: memoryview, offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    pwrite = os.pwrite
+    monkeypatch.setattr("strata.store.writer.os.pwrite", write)
+    with pytest.raises(CapacityError, match="the disk is full"):
+        run(small_model(), tmp_path / "s")
+    run(small_model(), tmp_path / "s")
+    run(small_model(), tmp_path / "whole")
+    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("tail", ['{"file": "shared.saf', "[1, 2]\n", "\n", "\x00\x00\x00"])
+def test_a_torn_journal_counts_up_to_the_tear(tmp_path: Path, tail: str) -> None:
+    """A power cut in the middle of an append."""
+    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
+    killed_run(tmp_path / "s", calls - 14)
+    with (tmp_path / "s.journal").open("a") as journal:
+        journal.write(tail)
+    again = killed_run(tmp_path / "s", 0)
+    assert again.returncode == 0, again.stderr
+    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.partial").mkdir()
+    (tmp_path / "s.journal").write_text('{"tool": 1}\n{"what": "?"}\n')
+    with pytest.raises(StoreError, match="differs in its"):
+        run(small_model(), tmp_path / "s")
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file: File exists"):
+        run(small_model(), tmp_path / "file" / "s")
+    with pytest.raises(StoreError, match="exists and is no folder"):
+        run(small_model(), tmp_path / "file")
