@@ -42,7 +42,7 @@ def _describe(machine: dict[str, Any]) -> str:
         f"processor    {machine['processor']}, kernels: {machine['isa'] or 'none'}",
         f"threads      {machine['threads']}; allowed CPUs {machine['allowed_cpus']}",
         f"NUMA         {nodes}",
-        f"memory       {format_size(machine['memory'])}, {format_size(machine['available'])} free for this process",
+        f"memory       {format_size(machine['memory'])}, free: {format_size(machine['available'])}",
         f"huge pages   {pages or 'none reserved'}; transparent: {machine['transparent_huge_pages']}",
         f"bandwidth    {bandwidth / 1e9:.1f} GB/s reading memory, measured now"
         if bandwidth
