@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cpu/bandwidth.h"
 #include "cpu/cpu.h"
 #include "cpu/features.h"
 
@@ -43,6 +44,8 @@ void bind_cpu(py::module_& m) {
         .def_property_readonly("threads", [](const Cpu& cpu) { return cpu.pool.size(); })
         .def_property_readonly("bound", [](const Cpu& cpu) { return cpu.pool.bound(); })
         .def_property_readonly("isa", [](const Cpu& cpu) { return cpu.kernels.name; })
+        .def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("seconds"),
+             py::call_guard<py::gil_scoped_release>())
         .def("bind_caller", [](const Cpu& cpu) { return cpu.pool.bind_caller(); });
 }
 

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "cpu/bandwidth.h"
 #include "cpu/experts.h"
 #include "cpu/grouping.h"
 #include "cpu/linear.h"
@@ -234,6 +233,4 @@ void bind_experts(py::module_& m) {
 void bind_weight_ops(py::module_& m) {
     bind_matrices(m);
     bind_experts(m);
-    m.def("read_bandwidth", &read_bandwidth, py::arg("cpu"), py::arg("bytes"), py::arg("seconds"),
-          py::call_guard<py::gil_scoped_release>());
 }

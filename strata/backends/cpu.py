@@ -36,7 +36,7 @@ class CpuBackend(TokenOps, WeightOps):
         cpus: Sequence[int] | None = None,
         isa_name: str | None = None,
     ) -> None:
-        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: see STRATA_ISA."""
+        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: forces one."""
         super().__init__()
         extension = isa.extension()
         chosen = choose_cpus(threads, cpus)

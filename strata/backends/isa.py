@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -15,13 +16,12 @@ NAMES = ("avx2", "avx512")
 def extension() -> ModuleType:
     """`strata._C`; HardwareError when it was not built."""
     try:
-        from strata import _C
+        return importlib.import_module("strata._C")
     except ImportError as error:
         raise HardwareError(
             f"the compiled part of Strata cannot be loaded: {error}",
             remedy="build it: pip install . (needs g++), or python setup.py build_ext --inplace",
         ) from error
-    return _C
 
 
 def choose_isa(features: Mapping[str, object], forced: str | None = None) -> str:

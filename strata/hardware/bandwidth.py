@@ -26,10 +26,8 @@ def read_bandwidth(cpu: Any, seconds: float = 0.5, size: int = PROBE_BYTES) -> R
 
     CapacityError when the memory for the buffer is not there.
     """
-    from strata import _C
-
     try:
-        speeds = _C.read_bandwidth(cpu, size, seconds)
+        speeds = cpu.read_bandwidth(size, seconds)
     except MemoryError as error:
         raise CapacityError(f"no {size} bytes of memory for measuring its speed") from error
     return ReadBandwidth(median(speeds), max(speeds), len(speeds))
