@@ -34,8 +34,16 @@ class Store:
         self._shards = {shard.path: shard for shard in manifest.shards()}
         self._entries = {entry.name: entry for entry in self._shards[SHARED].entries}
         self._layouts = {layer: record.layout() for layer, record in manifest.layers.items()}
+        # Decoding asks for hundreds of records per token: one slice each, no names to format.
+        self._records = [mappings[names.expert_file(i)] for i in range(manifest.expert_count)]
+        self._ranges = self._record_ranges()
+
+    def _record_ranges(self) -> dict[int, slice]:
+        """Where each layer's record lies in every expert's file."""
         first = self._shards.get(names.expert_file(0))
-        self._offsets = {entry.name: entry.offset for entry in first.entries} if first else {}
+        offsets = {entry.name: entry.offset for entry in first.entries} if first else {}
+        starts = {layer: offsets[names.expert_record(ExpertId(layer, 0))] for layer in self._layouts}
+        return {layer: slice(at, at + self._layouts[layer].record_bytes) for layer, at in starts.items()}
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
@@ -82,11 +90,10 @@ class Store:
 
     def expert(self, expert: ExpertId) -> Bytes:
         """An expert's record, u8 `[record_bytes]`, mapped and 4 KiB aligned."""
-        layout = self.expert_layout(expert.layer)
-        if not 0 <= expert.index < self.manifest.expert_count:
-            raise StoreError(f"{self.path}: expert {expert.index} of {self.manifest.expert_count}")
-        offset = self._offsets[names.expert_record(expert)]
-        return self._mapping(names.expert_file(expert.index))[offset : offset + layout.record_bytes]
+        layer, index = expert
+        if index < 0 or index >= len(self._records) or layer not in self._ranges:
+            raise self._no_expert(expert)
+        return self._records[index][self._ranges[layer]]
 
     def expert_part(self, expert: ExpertId, part: int) -> tuple[PackedTensor, PackedTensor]:
         """The gate_up and down matrices of slice `part` of an expert."""
@@ -99,13 +106,20 @@ class Store:
 
     def close(self) -> None:
         """Forget the mappings; what was handed out stays valid."""
-        self._mappings = {}
+        self._mappings, self._records = {}, []
 
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _no_expert(self, expert: ExpertId) -> StoreError:
+        if not self._mappings:
+            return StoreError(f"{self.path} is closed")
+        if expert.layer not in self._ranges:
+            return StoreError(f"{self.path}: layer {expert.layer} has no routed experts")
+        return StoreError(f"{self.path}: expert {expert.index} of {self.manifest.expert_count}")
 
     def _record(self, name: str) -> TensorRecord:
         if name not in self.manifest.tensors:

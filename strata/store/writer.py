@@ -24,7 +24,7 @@ from strata.store.journal import Done, Journal
 from strata.store.manifest import MANIFEST, FileRecord
 from strata.store.shards import Entry, ShardLayout
 
-# Lost at most when killed, whichever comes first; syncing every 3 MB record would cost a tenth of the time.
+# Lost at most when killed, whichever comes first; one flush of the disk per 3 MB record would be too many.
 _SYNC_BYTES = 128 << 20
 _SYNC_SECONDS = 5.0
 _READ_BYTES = 8 << 20
