@@ -14,6 +14,7 @@ from strata.backends.base import Backend
 from strata.core import FinishReason, Request, SamplingParams
 from strata.engine.engine import Engine, EngineOptions
 from strata.engine.load import make_backend
+from strata.engine.metrics import step_bytes
 from strata.errors import CapacityError, ContextOverflowError, NumericalError, RequestError
 from strata.model.decoder import Decoder
 from strata.plan.spec import ModelSpec
@@ -333,6 +334,16 @@ def test_bytes_of_a_decode_step(decoders: dict[str, Decoder], name: str) -> None
     decode = engine.metrics.requests["a"].decode
     assert decode.tokens == 1
     assert decode.bytes == decoder.shared_bytes + experts + sum(seen) * per_token
+
+
+def test_a_chunk_reads_the_windows_of_all_its_rows(decoders: dict[str, Decoder]) -> None:
+    """20 tokens in chunks of 16 and 4; a window of 5 spans 5 + 4 - 1 tokens of the second chunk."""
+    engine = make_engine(decoders["gpt_oss"])
+    engine.add(Request("a", prompt_of(20), GREEDY))
+    engine.step()
+    works = engine.scheduler.schedule()
+    engine.executor.run(works)
+    assert step_bytes(engine.decoder, engine.kv, works).kv == (8 + 20 + 8) * 2 * 2 * 16 * 4
 
 
 def test_figures_do_not_grow_with_every_request_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
