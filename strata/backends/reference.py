@@ -223,8 +223,8 @@ class ReferenceBackend:
 
 
 def _by_rows(x: Tensor, op: Callable[[Tensor], Tensor]) -> Tensor:
-    """op of each row alone. It gets a copy: the last bits of a product may depend on its input's alignment, and
-    those of exp on whether an element falls into the vectorized part of an array or into its tail."""
+    """op of each row alone. It gets a copy: the last bits of a product may depend on its input's alignment,
+    and those of exp on whether an element falls into the vectorized part of an array or into its tail."""
     return torch.stack([op(row.clone()) for row in x])
 
 
