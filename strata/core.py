@@ -19,7 +19,7 @@ class ExpertId(NamedTuple):
     """One expert FFN: `layer` counts decoder layers from 0, `index` counts experts of that layer."""
 
     layer: int
-    index: int
+    index: int  # type: ignore[assignment]  # the field's word; nobody searches an id with tuple.index
 
 
 class FinishReason(Enum):
@@ -58,7 +58,12 @@ class SamplingParams:
             ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
             ("top_p", self.top_p, 0.0 <= self.top_p <= 1.0, "0 to 1"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
-            ("repeat_penalty", self.repeat_penalty, 0.0 < self.repeat_penalty <= 100.0, "above 0, at most 100"),
+            (
+                "repeat_penalty",
+                self.repeat_penalty,
+                0.0 < self.repeat_penalty <= 100.0,
+                "above 0, at most 100",
+            ),
             ("repeat_last_n", self.repeat_last_n, self.repeat_last_n >= -1, "-1 (whole context) or more"),
             ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2.0, "-2 to 2"),
             ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 2.0, "-2 to 2"),
@@ -127,4 +132,5 @@ class Batch:
 
     @property
     def rows(self) -> int:
+        """Tokens in this pass."""
         return len(self.token_ids)

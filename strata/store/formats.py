@@ -99,10 +99,12 @@ class PackedShape:
 
     @property
     def padded_rows(self) -> int:
+        """Rows including the zero rows of the last block."""
         return padded(self.rows, ROW_BLOCK)
 
     @property
     def padded_cols(self) -> int:
+        """Columns including the zero columns of the last unit or group."""
         return padded(self.cols, self.format.col_align)
 
     @property
@@ -130,10 +132,12 @@ class PackedShape:
 
     @property
     def blocks(self) -> int:
+        """Row blocks of 16 rows."""
         return self.padded_rows // ROW_BLOCK
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the packed matrix."""
         return self.blocks * self.block_bytes
 
 
@@ -168,18 +172,22 @@ class ExpertLayout:
 
     @property
     def slice_width(self) -> int:
+        """Intermediate elements in one slice."""
         return self.width // self.slices
 
     @property
     def gate_up(self) -> PackedShape:
+        """The interleaved gate and up matrix of one slice."""
         return PackedShape(self.gate_up_format, 2 * padded(self.slice_width, 8), self.hidden)
 
     @property
     def down(self) -> PackedShape:
+        """The down matrix of one slice."""
         return PackedShape(self.down_format, self.hidden, self.slice_width)
 
     @property
     def slice_bytes(self) -> int:
+        """Bytes of one slice: gate_up, then down."""
         return self.gate_up.nbytes + self.down.nbytes
 
     def gate_up_offset(self, part: int) -> int:
@@ -192,10 +200,12 @@ class ExpertLayout:
 
     @property
     def gate_up_bias_offset(self) -> int:
+        """Byte offset of the interleaved gate and up biases."""
         return self.slices * self.slice_bytes
 
     @property
     def down_bias_offset(self) -> int:
+        """Byte offset of the down bias."""
         return self.gate_up_bias_offset + padded(self.slices * self.gate_up.rows * 4, BLOCK_ALIGN)
 
     @property
@@ -207,6 +217,7 @@ class ExpertLayout:
 
     @property
     def record_bytes(self) -> int:
+        """Bytes of a record: the payload, padded to RECORD_ALIGN."""
         return padded(self.payload_bytes, RECORD_ALIGN)
 
 
