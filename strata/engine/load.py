@@ -47,7 +47,7 @@ def load_engine(
 
     context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
     of the free memory at most. sequences: requests that can fill the context at the same time.
-    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core.
+    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core; the reference takes one.
     Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
     """
     store = Store.open(store_path)
@@ -69,7 +69,8 @@ def make_backend(name: BackendName, threads: int | None, activations: Activation
     if name == "reference":
         from strata.backends.reference import ReferenceBackend
 
-        return ReferenceBackend(threads=threads)
+        # Its ops are small: on a busy machine torch's barriers made two threads 10 times slower than one.
+        return ReferenceBackend(threads=threads or 1)
     from strata.backends.cpu import CpuBackend
 
     return CpuBackend(threads, activations)
