@@ -47,7 +47,8 @@ def load_engine(
 
     context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
     of the free memory at most. sequences: requests that can fill the context at the same time.
-    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core; the reference takes one.
+    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core, for
+    the reference one.
     Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
     """
     store = Store.open(store_path)
