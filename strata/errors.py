@@ -68,11 +68,15 @@ class RequestError(StrataError):
 
 
 class ContextOverflowError(RequestError):
-    """The prompt does not fit the context window; carries both numbers."""
+    """The prompt does not fit the context window; carries both numbers.
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    at_least: the prompt was too long to be counted to its end.
+    """
+
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
+        count = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens but the context holds {context_tokens}",
+            f"the prompt has {count} tokens but the context holds {context_tokens}",
             remedy="shorten the prompt, /reset the chat, or raise model.context in the config",
         )
         self.prompt_tokens = prompt_tokens

@@ -10,7 +10,6 @@ from strata.config.schema import (
     ConvertConfig,
     EngineConfig,
     KvConfig,
-    LogConfig,
     ModelConfig,
 )
 from strata.config.units import format_size, parse_size
@@ -24,7 +23,6 @@ __all__ = [
     "ConvertConfig",
     "EngineConfig",
     "KvConfig",
-    "LogConfig",
     "ModelConfig",
     "Override",
     "format_size",

@@ -77,13 +77,6 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """level: the least important message that is shown on stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = "warning"
-
-
-@dataclass(frozen=True)
 class Config:
     """What was asked for; never rewritten. `origins` says where each given option came from."""
 
@@ -94,7 +87,6 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatConfig = field(default_factory=ChatConfig)
-    log: LogConfig = field(default_factory=LogConfig)
     file: Path | None = field(default=None, compare=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -153,7 +145,6 @@ KINDS: dict[str, dict[str, Kind]] = {
         "ignore_eos": Boolean(),
     },
     "chat": {"system": Text(), "template": Location(("auto",)), "history": Location(("auto", "none"))},
-    "log": {"level": Choice(("debug", "info", "warning", "error"))},
 }
 
 

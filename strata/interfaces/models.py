@@ -14,7 +14,7 @@ from strata.config import Config, ConvertConfig
 from strata.core import Request
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
-from strata.errors import ConfigError, IncompleteError
+from strata.errors import ConfigError, ContextOverflowError, IncompleteError
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
 from strata.interfaces.importing import cache_folder, cached_store
@@ -26,6 +26,7 @@ from strata.store.manifest import MANIFEST
 from strata.store.options import ConvertOptions
 
 _MAX_TEMPLATE_BYTES = 1 << 22
+_FIRST_LOOK = 16  # characters per token of the context; few texts have more
 
 
 class TextStream:
@@ -75,15 +76,27 @@ class LoadedModel:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text that is continued as it is; control tokens in it count."""
+        self._check_length(text)
         return self.tokenizer.encode_completion(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation up to where the answer begins; control tokens in messages are text."""
+        for message in messages:
+            self._check_length(message["content"])
         return self.format.encode(messages)
 
     def text_stream(self, request: Request, *, continuation: bool) -> TextStream:
         """For one answer. continuation: the text goes on after a raw prompt."""
         return TextStream(self.tokenizer, request.sampling.stop, continuation=continuation)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse text far beyond the context by its beginning: encoding 16 MB takes 25 s and 3 GB."""
+        size = _FIRST_LOOK * self.context
+        while size < len(text):
+            count = len(self.tokenizer.encode(text[:size]))
+            if count > self.context:
+                raise ContextOverflowError(count, self.context, at_least=True)
+            size *= 4
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from strata.errors import CapacityError
 from strata.interfaces.answer import Answer
@@ -35,6 +36,21 @@ def describe(answer: Answer, bandwidth: float = 0.0) -> str:
     return "\n".join(
         [*lines, f"tokens   {len(answer.request.prompt)} prompt, {answer.tokens} answer; {context}"]
     )
+
+
+def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
+    """The same for programs; seconds, bytes and bytes/s."""
+    progress = answer.progress
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason.value if answer.finish_reason else None,
+        "prompt_tokens": len(answer.request.prompt),
+        "answer_tokens": answer.tokens,
+        "context": answer.model.context,
+        "prefill": dataclasses.asdict(progress.prefill) if progress else None,
+        "decode": dataclasses.asdict(progress.decode) if progress else None,
+        "memory_bandwidth": bandwidth,
+    }
 
 
 def memory_bandwidth(engine: Engine) -> float:

@@ -84,9 +84,7 @@ def test_set_changes_one_option(session: Session, line: str, name: str, value: o
     assert session.sampling == dataclasses.replace(before, **{name: value})
 
 
-@pytest.mark.parametrize(
-    "line", ["/set nonsense 1", "/set top_p", "/set top_p hot", "/set top_p 3"]
-)
+@pytest.mark.parametrize("line", ["/set nonsense 1", "/set top_p", "/set top_p hot", "/set top_p 3"])
 def test_set_refuses_and_keeps_what_was(session: Session, line: str) -> None:
     before = session.sampling
     with pytest.raises(ConfigError):

@@ -141,6 +141,15 @@ def test_one_answer_on_stdout_and_statistics_on_stderr(ask: Any) -> None:
     assert "tokens/s" in result.err and "5 answer" in result.err and "GB/s" in result.err
 
 
+def test_json_has_the_answer_and_its_figures(ask: Any) -> None:
+    text = ask("--prompt", "hello", "-n", "5").out
+    result = ask("--prompt", "hello", "-n", "5", "--json")
+    report = json.loads(result.out)
+    assert report["text"] + "\n" == text and result.err == ""
+    assert report["finish_reason"] == "length" and report["answer_tokens"] == 5
+    assert report["decode"]["seconds"] > 0 and report["memory_bandwidth"] > 0
+
+
 def test_the_same_seed_gives_the_same_text(ask: Any) -> None:
     """case-26: same seed, same text; without a seed it differs."""
     hot = ("--prompt", "hello", "-n", "24", "--temp", "1.5", "--top-k", "0")
@@ -161,7 +170,14 @@ def test_raw_and_chat_differ_in_their_prompt(ask: Any) -> None:
     assert "5 prompt," not in ask("--prompt", "hello", "-n", "1").err
 
 
-@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 100 * CONTEXT])
+def test_a_huge_prompt_is_not_read_to_its_end(store: Path) -> None:
+    """case-21: 50 MB are refused in seconds; encoding them whole would take a minute and gigabytes."""
+    result = finish(start("run", "-m", store, stdin=subprocess.PIPE), b"ab c\n" * 10_000_000)
+    assert (result.code, result.out) == (1, "")
+    assert f"the prompt has at least {16 * CONTEXT} tokens but the context holds {CONTEXT}" in result.err
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 15 * CONTEXT])
 def test_a_prompt_beyond_the_context_is_refused_before_any_output(ask: Any, length: int) -> None:
     """case-21: both numbers, exit code 1, empty stdout."""
     result = ask("--raw", "--prompt", "x" * length)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its GGUF file: greedy text equals transformers' on the same dequantized weights."""
+"""SmolLM2-135M-Instruct from its GGUF file: greedy text equals transformers' on the same weights."""
 
 from __future__ import annotations
 

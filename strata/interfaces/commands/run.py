@@ -52,6 +52,7 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this once and exit; standard input is not read.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 @_add_flags
 def command(
@@ -60,6 +61,7 @@ def command(
     prompt: str | None,
     raw: bool,
     ignore_eos: bool,
+    as_json: bool,
     show_config: bool,
     **flags: Any,
 ) -> int:
@@ -82,7 +84,7 @@ def command(
     if show_config:
         click.echo(config.show())
         return 0
-    return _run(config, _single_prompt(prompt), raw)
+    return _run(config, _single_prompt(prompt), raw, as_json)
 
 
 def _overrides(flags: dict[str, Any]) -> list[Override]:
@@ -107,9 +109,11 @@ def _single_prompt(prompt: str | None) -> str | None:
     return None if sys.stdin is not None and sys.stdin.isatty() else read_stdin()
 
 
-def _run(config: Config, prompt: str | None, raw: bool) -> int:
+def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
     if prompt is not None and not prompt.strip():
         return 0  # case-45: end of input is a reason to leave, not a message
+    if prompt is None and as_json:
+        raise UsageError("--json is for one answer, not for a chat", remedy="add --prompt")
     if not config.model.path:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
     from strata.interfaces.models import open_model
@@ -120,7 +124,7 @@ def _run(config: Config, prompt: str | None, raw: bool) -> int:
         if prompt is not None:
             from strata.interfaces.once import answer_once
 
-            return answer_once(session, prompt)
+            return answer_once(session, prompt, as_json=as_json)
         from strata.interfaces.chat import chat
         from strata.interfaces.line_reader import history_path, make_reader
 
