@@ -25,15 +25,31 @@ def _meminfo(root: Path) -> int | None:
 
 
 def _cgroup_room(root: Path) -> int | None:
-    """Limit minus usage, page cache counted as free; None without a limit."""
+    """The least room from this process's own cgroup up to the root; None without a limit.
+
+    A service's limit (systemd's MemoryMax) stands at its own group, a container's at the root it sees.
+    """
     base = root / "sys/fs/cgroup"
-    limit, used = _read(base / "memory.max"), _read(base / "memory.current")
-    if limit is None:
-        base = base / "memory"
-        limit, used = _read(base / "memory.limit_in_bytes"), _read(base / "memory.usage_in_bytes")
+    own = base / _own_group(root)
+    rooms = [_room(folder, "memory.max", "memory.current") for folder in (own, *own.parents)]
+    rooms.append(_room(base / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _own_group(root: Path) -> str:
+    """Path of this process's group below the cgroup v2 mount; "" where there is none."""
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            return line.removeprefix("0::").strip("/")
+    return ""
+
+
+def _room(folder: Path, limit_file: str, use_file: str) -> int | None:
+    """Limit minus use of one group, page cache counted as free."""
+    limit, used = _read(folder / limit_file), _read(folder / use_file)
     if limit is None or used is None or not limit.strip().isdecimal() or not used.strip().isdecimal():
         return None
-    return int(limit) - int(used) + _inactive_file(base)
+    return int(limit) - int(used) + _inactive_file(folder)
 
 
 def _inactive_file(base: Path) -> int:

@@ -53,6 +53,40 @@ def test_the_tighter_of_machine_and_cgroup(tmp_path: Path, files: dict[str, str]
     assert available_bytes(root) == expected
 
 
+def group(limit: str, used: int) -> dict[str, str]:
+    return {"memory.max": f"{limit}\n", "memory.current": f"{used}\n"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"system.slice/strata.service": group(f"{2 * GIB}", GIB)}, GIB),
+        (
+            {"system.slice": group(f"{3 * GIB}", GIB), "system.slice/strata.service": group("max", GIB)},
+            2 * GIB,
+        ),
+        (
+            {
+                "system.slice": group(f"{4 * GIB}", 3 * GIB),
+                "system.slice/strata.service": group(f"{3 * GIB}", 0),
+            },
+            GIB,
+        ),
+        ({"other.slice": group(f"{GIB}", 0)}, 8 * GIB),
+    ],
+    ids=["own", "parent", "parent is fuller", "foreign"],
+)
+def test_a_service_is_bound_by_every_group_above_it(
+    tmp_path: Path, limits: dict[str, dict[str, str]], expected: int
+) -> None:
+    """systemd's MemoryMax stands at the service's own group, not at the root of the hierarchy."""
+    files = {
+        f"sys/fs/cgroup/{path}/{name}": text for path, group in limits.items() for name, text in group.items()
+    }
+    own = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/system.slice/strata.service\n"}
+    assert available_bytes(machine(tmp_path, {**own, **files})) == expected
+
+
 def test_nothing_readable_means_nothing_known_to_be_free(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 0
 
