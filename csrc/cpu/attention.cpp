@@ -16,6 +16,9 @@ namespace {
 constexpr size_t kSplitTokens = 1024;
 // Query vectors (rows x heads of one KV head) that share one decoded page; their state stays in L1/L2.
 constexpr size_t kTileQueries = 32;
+// Floats of partial results at one time. All of a 512-token chunk at once took 8 MB per 1024 tokens of
+// context with 32 heads of 128, and 134 MB with DeepSeek's 128 heads of 512: gigabytes for a long prompt.
+constexpr size_t kPartialFloats = size_t{4} << 20;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // One work item: some query rows of a sequence, one KV head, one range of tokens.
@@ -23,15 +26,15 @@ struct Item {
     const SequenceView* sequence;
     size_t kv_head, first_query_row, query_rows;  // rows relative to the sequence
     size_t token_begin, token_end;
-    size_t state;  // index of the first query's partial result
+    size_t state;  // index of the first query's partial result, over all items
 };
 
-// Partial softmax of one query vector: running maximum, sum, and weighted values behind them.
+// Partial softmax of each query vector from state `first` on: running maximum, sum, weighted values.
 struct Partials {
     std::vector<float> top, sum, values;
-    size_t value_dim;
-    void resize(size_t queries, size_t dim) {
-        value_dim = dim;
+    size_t first;
+    void reset(size_t first_state, size_t queries, size_t dim) {
+        first = first_state;
         top.assign(queries, kMinusInfinity);
         sum.assign(queries, 0.0f);
         values.assign(queries * dim, 0.0f);
@@ -174,7 +177,7 @@ void run_item(const AttentionArgs& args, const KvLayer& cache, const Item& item,
             low = std::max(low, first);
             high = std::min(high, first + tokens);
             if (low >= high) continue;
-            const size_t index = item.state + i;
+            const size_t index = item.state - partials.first + i;
             absorb_page(page, cache, q + ((seq.first_row + row) * args.heads + head) * cache.key_dim,
                         args.scale, low - first, high - first, scores.data(), partials.top[index],
                         partials.sum[index], partials.values.data() + index * cache.value_dim);
@@ -215,13 +218,14 @@ void combine(const AttentionArgs& args, const KvLayer& cache, const Item* begin,
         float* result = out + (row * args.heads + head) * dim;
         float top = args.sinks ? args.sinks[head] : kMinusInfinity;
         for (const Item* item = begin; item != end; ++item)
-            top = std::max(top, partials.top[item->state + i]);
+            top = std::max(top, partials.top[item->state - partials.first + i]);
         float total = args.sinks ? std::exp(args.sinks[head] - top) : 0.0f;
         std::fill_n(result, dim, 0.0f);
         for (const Item* item = begin; item != end; ++item) {
-            const float factor = std::exp(partials.top[item->state + i] - top);
-            total += factor * partials.sum[item->state + i];
-            const float* values = partials.values.data() + (item->state + i) * dim;
+            const size_t index = item->state - partials.first + i;
+            const float factor = std::exp(partials.top[index] - top);
+            total += factor * partials.sum[index];
+            const float* values = partials.values.data() + index * dim;
             for (size_t d = 0; d < dim; ++d) result[d] += factor * values[d];
         }
         const float inverse = 1.0f / total;
@@ -233,25 +237,49 @@ bool same_tile(const Item& a, const Item& b) {
     return a.sequence == b.sequence && a.kv_head == b.kv_head && a.first_query_row == b.first_query_row;
 }
 
+// Where a query tile begins: its first item, and that item's first state.
+struct Tile {
+    size_t item, state;
+};
+
+// The tiles in order, closed by the ends of items and states.
+std::vector<Tile> find_tiles(const std::vector<Item>& items, size_t states) {
+    std::vector<Tile> tiles;
+    for (size_t i = 0; i < items.size(); ++i)
+        if (i == 0 || !same_tile(items[i - 1], items[i])) tiles.push_back({i, items[i].state});
+    tiles.push_back({items.size(), states});
+    return tiles;
+}
+
+// End of the wave of tiles that begins with `first`: as many as kPartialFloats allows, at least one.
+size_t wave_end(const std::vector<Tile>& tiles, size_t dim, size_t first) {
+    size_t end = first + 1;
+    while (end + 1 < tiles.size() && (tiles[end + 1].state - tiles[first].state) * dim <= kPartialFloats)
+        ++end;
+    return end;
+}
+
 }  // namespace
 
 void attention(ThreadPool& pool, const AttentionArgs& args, const KvLayer& cache,
                const SequenceView* sequences, size_t count, const float* q, float* out) {
     size_t states = 0;
     const std::vector<Item> items = make_items(args, cache, sequences, count, states);
+    const std::vector<Tile> tiles = find_tiles(items, states);
     // Reused from step to step: a prefill's partial results are megabytes.
     static thread_local Partials storage;
     Partials& partials = storage;
-    partials.resize(states, cache.value_dim);
-    parallel_items(pool, items.size(), [&](size_t i) { run_item(args, cache, items[i], q, partials); });
-    std::vector<size_t> tiles;
-    for (size_t i = 0; i < items.size(); ++i)
-        if (i == 0 || !same_tile(items[i - 1], items[i])) tiles.push_back(i);
-    tiles.push_back(items.size());
-    parallel_for(pool, tiles.size() - 1, args.heads * cache.value_dim, [&](size_t begin, size_t end) {
-        for (size_t t = begin; t < end; ++t)
-            combine(args, cache, &items[tiles[t]], items.data() + tiles[t + 1], partials, out);
-    });
+    for (size_t first = 0, last; first + 1 < tiles.size(); first = last) {
+        last = wave_end(tiles, cache.value_dim, first);
+        const Item* begin = &items[tiles[first].item];
+        partials.reset(tiles[first].state, tiles[last].state - tiles[first].state, cache.value_dim);
+        parallel_items(pool, tiles[last].item - tiles[first].item,
+                       [&](size_t i) { run_item(args, cache, begin[i], q, partials); });
+        parallel_for(pool, last - first, args.heads * cache.value_dim, [&](size_t from, size_t to) {
+            for (size_t t = first + from; t < first + to; ++t)
+                combine(args, cache, &items[tiles[t].item], items.data() + tiles[t + 1].item, partials, out);
+        });
+    }
 }
 
 }  // namespace strata::cpu
