@@ -51,6 +51,8 @@ def chat(session: Session, reader: LineReader) -> int:
             respond(session, message)
         except Leave:
             return EXIT_OK
+        except KeyboardInterrupt:  # a second Ctrl-C, for a prefill that takes long
+            note("(stopped)")
         except (StrataError, OSError) as error:
             note(f"error: {error}")
 

@@ -43,11 +43,16 @@ class PlainReader:
 
     def read(self) -> str:
         """One message; EOFError at the end of the input."""
-        lines = [input(PROMPT)]
+        lines = [self._line(PROMPT)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(input(CONTINUATION))
+            lines.append(self._line(CONTINUATION))
         return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str:
+        sys.stderr.write(prompt)  # stdout is for answers
+        sys.stderr.flush()
+        return input()
 
 
 class RichReader:
@@ -58,6 +63,7 @@ class RichReader:
         # script(1)) and can swallow typed-ahead keys; only completion menus would need the answer.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.output import create_output
 
         self._session: PromptSession[str] = PromptSession(
             message=PROMPT,
@@ -66,6 +72,7 @@ class RichReader:
             history=_history(history),
             key_bindings=_key_bindings(),
             enable_suspend=True,
+            output=create_output(always_prefer_tty=True),  # `strata run > answers` prompts on stderr
         )
 
     def read(self) -> str:

@@ -22,8 +22,9 @@ from strata.interfaces.progress import progress_bar
 from strata.interfaces.session import Message
 from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
-from strata.store.manifest import MANIFEST
+from strata.store.manifest import MANIFEST, read_manifest
 from strata.store.options import ConvertOptions
+from strata.store.writer import beside
 
 _MAX_TEMPLATE_BYTES = 1 << 22
 _FIRST_LOOK = 16  # characters per token of the context; few texts have more
@@ -131,6 +132,8 @@ def store_path(config: Config) -> Path:
     path = _smollm2_file() if asked == "smollm2" else Path(asked)
     if (path / MANIFEST).is_file():
         return path
+    if beside(path, ".partial").exists() and not path.exists():
+        read_manifest(path)  # raises: says that the conversion is not finished and how to go on
     begin = time.perf_counter()
     with progress_bar("importing") as progress:
         cache = cache_folder(config.model.cache_dir) / "models"

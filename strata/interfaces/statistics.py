@@ -56,13 +56,16 @@ def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
 def memory_bandwidth(engine: Engine) -> float:
     """Bytes/s that the engine's threads can read now; 0 where the backend does not say or memory is short.
 
+    The probe's buffer must not be what drives a full machine out of memory.
+
     Measured after the answer, so that it delays nothing: it takes about half a second.
     """
     from strata.backends.cpu import CpuBackend
-    from strata.hardware.bandwidth import read_bandwidth
+    from strata.hardware.bandwidth import PROBE_BYTES, read_bandwidth
+    from strata.hardware.host_memory import available_bytes
 
     backend = engine.decoder.backend
-    if not isinstance(backend, CpuBackend):
+    if not isinstance(backend, CpuBackend) or available_bytes() < 2 * PROBE_BYTES:
         return 0.0
     try:
         return read_bandwidth(backend.cpu, _PROBE_SECONDS).best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from fake_model import FakeModel
 
 from strata.config import Config
-from strata.core import FinishReason
+from strata.core import FinishReason, Request
 from strata.errors import ConfigError, ContextOverflowError, RequestError, UsageError
 from strata.interfaces.chat import chat, respond
 from strata.interfaces.chat_commands import COMMANDS, Leave
@@ -199,6 +200,24 @@ def test_an_answer_without_text_leaves_no_trace(session: Session) -> None:
     respond(session, "hello")
     assert session.messages == []
     assert session.last is not None and session.last.finish_reason is FinishReason.LENGTH
+
+
+def test_a_second_ctrl_c_ends_a_long_prefill_and_the_chat_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first token the engine is inside a step: the answer is dropped, the chat is not."""
+    generate = session.model.engine.generate
+
+    def interrupted(request: Request) -> Iterator[int]:
+        monkeypatch.setattr(session.model.engine, "generate", generate)
+        raise KeyboardInterrupt
+        yield 0
+
+    monkeypatch.setattr(session.model.engine, "generate", interrupted)
+    assert chat(session, Script("a long text", "hello")) == 0
+    captured = capsys.readouterr()
+    assert "(stopped)" in captured.err and captured.out.strip() == "HELLO"
+    assert roles(session) == ["user", "assistant"]
 
 
 def test_lone_surrogates_never_reach_the_model(session: Session, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,3 +198,23 @@ def test_a_history_that_cannot_be_written_is_a_note(terminals: list[Terminal], t
     terminal.say("works", "WORKS")
     terminal.child.sendeof()
     terminal.leave(calls=1)
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_answers_alone_go_into_a_file(store: Path, tmp_path: Path, term: str) -> None:
+    """The whole command on a terminal with stdout redirected: prompts stay on the terminal."""
+    answers = tmp_path / "answers"
+    command = f"{sys.executable} -m strata run -m {store} -n 4 --temp 0 --set chat.history=none > {answers}"
+    child = pexpect.spawn(
+        "/bin/sh", ["-c", command], env={**os.environ, "TERM": term, "PYTHONPATH": str(ROOT)}, timeout=30
+    )
+    child.expect_exact("/help lists the commands")
+    child.expect("> " if term == "dumb" else READY)
+    child.send("hello\r")
+    child.expect_exact("(max_tokens 4 reached")
+    child.expect("> " if term == "dumb" else READY)
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert answers.read_text().count("\n") == 1 and "hello" not in answers.read_text()

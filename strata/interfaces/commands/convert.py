@@ -54,6 +54,7 @@ def command(
     """
     from strata.interfaces.importing import import_checkpoint
     from strata.interfaces.progress import progress_bar
+    from strata.interfaces.terminal import note
     from strata.store.options import ConvertOptions
 
     options = ConvertOptions(
@@ -67,8 +68,12 @@ def command(
         overrides=_layer_formats(layers),
         force=force,
     )
-    with progress_bar("converting") as progress:
-        report = import_checkpoint(Path(source), Path(out), options, progress)
+    try:
+        with progress_bar("converting") as progress:
+            report = import_checkpoint(Path(source), Path(out), options, progress)
+    except KeyboardInterrupt:
+        note("stopped; the same command continues")
+        raise
     if as_json:
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
