@@ -33,11 +33,15 @@ int rows_of(const F32& x, int64_t cols) {
     return static_cast<int>(x.shape(0));
 }
 
+void check_code(int code) {
+    if (code < 0 || code >= kFormatCount)
+        throw py::value_error("no weight format has code " + std::to_string(code));
+}
+
 // A packed matrix that keeps its bytes alive.
 struct PackedMatrix {
     PackedMatrix(U8 bytes, int code, int rows, int cols) : keep(std::move(bytes)) {
-        if (code < 0 || code >= kFormatCount)
-            throw py::value_error("no weight format has code " + std::to_string(code));
+        check_code(code);
         if (rows <= 0 || cols <= 0) throw py::value_error("a packed matrix needs rows and columns");
         matrix = make_matrix(keep.data(), code, rows, cols);
         expect("bytes of the packed matrix are", keep.size(), "its shape needs", matrix.bytes);
@@ -118,6 +122,10 @@ struct RecordShape {
     Matrix down(const uint8_t* at) const { return make_matrix(at, down_code, hidden, slice_width); }
 
     void check() const {
+        check_code(gate_up_code);
+        check_code(down_code);
+        if (hidden <= 0 || slice_width <= 0 || slices <= 0)
+            throw py::value_error("an expert record needs a hidden size, a width and slices");
         const int64_t gate_up_bytes = gate_up(nullptr).bytes, down_bytes = down(nullptr).bytes;
         expect("bytes of gate_up are", gate_up_bytes, "down begins at", down_offset);
         expect("bytes of a slice are", gate_up_bytes + down_bytes, "the layout says", slice_bytes);
@@ -159,6 +167,8 @@ F32 run_experts(Cpu& cpu, const F32& x, const I32& ids, const F32& weights,
     expect("rows of ids are", ids.shape(0), "rows of x are", tokens);
     expect("routing weights are", weights.size(), "ids are", ids.size());
     expect("records are", records.size(), "active experts are", active.size());
+    for (size_t i = 1; i < active.size(); i++)  // routes are looked up by bisection: others would be lost
+        if (active[i - 1] >= active[i]) throw py::value_error("active experts do not ascend");
     const std::vector<FfnSlice> slices = all_slices(shape, records);
     F32 y({tokens, shape.hidden});
     const int64_t top_k = ids.shape(1);
