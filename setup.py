@@ -29,7 +29,7 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx51
 AVX512 += ["-mtune=icelake-server", "-mprefer-vector-width=512"]
 # GCC 12 reorders integer additions and then spills the accumulators of a tile without the first flag; its
 # own AVX-512 headers trip over the warning that the second turns off.
-KERNEL = ["-fno-tree-reassoc", "-Wno-maybe-uninitialized"]
+KERNEL = ["-fno-tree-reassoc", "-Wno-maybe-uninitialized", "-fno-exceptions"]
 MAX_JOBS = 2
 
 

@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+// For functions that files of different instruction sets include: never a symbol of their own, for the linker
+// would keep one copy for all (see kernels/kernels.h).
+#define STRATA_ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace strata::cpu {
 
 constexpr int kRowBlock = 16;
@@ -45,9 +49,11 @@ struct Matrix {
     size_t block_bytes;
     size_t bytes;
 
-    const uint8_t* block(int index) const { return data + static_cast<size_t>(index) * block_bytes; }
-    int padded_cols() const { return units * kUnitCols; }
-    const Format& format() const { return kFormats[code]; }
+    STRATA_ALWAYS_INLINE const uint8_t* block(int index) const {
+        return data + static_cast<size_t>(index) * block_bytes;
+    }
+    STRATA_ALWAYS_INLINE int padded_cols() const { return units * kUnitCols; }
+    STRATA_ALWAYS_INLINE const Format& format() const { return kFormats[code]; }
 };
 
 Matrix make_matrix(const uint8_t* data, int code, int rows, int cols);

@@ -1,4 +1,4 @@
-"""Random packed matrices and experts for the tests of backends: codes drawn at random, so no quantizer runs."""
+"""Random packed matrices and experts for tests of backends: codes drawn at random, no quantizer runs."""
 
 from __future__ import annotations
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from packed import interleaved_matrix, random_bank, random_matrix
 
 from strata.backends.base import ExpertBank, Gating
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import NAMES, extension
 from strata.backends.reference import ReferenceBackend
 from strata.store.formats import FORMATS, ExpertLayout
-
-from packed import interleaved_matrix, random_bank, random_matrix
 
 ISAS = [name for name in NAMES if extension().features()[name]]
 GATINGS = (Gating("silu"), Gating("gelu_tanh"), Gating("swiglu_clamped", 1.702, 7.0))

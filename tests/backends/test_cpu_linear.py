@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import random_matrix
 
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import NAMES, extension
 from strata.store.formats import FORMATS
 from strata.store.pack import unpack
-
-from packed import random_matrix
 
 ISAS = [name for name in NAMES if extension().features()[name]]
 FLOATS = ("bf16", "f16")

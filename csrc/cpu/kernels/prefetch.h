@@ -10,13 +10,13 @@ namespace {
 
 class Prefetcher {
   public:
-    STRATA_INLINE_MEMBER Prefetcher(Ahead ahead, int units)
+    STRATA_ALWAYS_INLINE Prefetcher(Ahead ahead, int units)
         : at_(ahead.at),
           end_(ahead.at + ahead.bytes),
           step_((ahead.bytes / units + kLine - 1) / kLine * kLine) {}
 
     // Asks for the lines that are due with this unit.
-    STRATA_INLINE_MEMBER void advance() {
+    STRATA_ALWAYS_INLINE void advance() {
         const uint8_t* stop = at_ + step_ < end_ ? at_ + step_ : end_;
         for (; at_ < stop; at_ += kLine) _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
     }

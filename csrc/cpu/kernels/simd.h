@@ -6,8 +6,9 @@
 
 #include <cstdint>
 
-#define STRATA_INLINE static inline __attribute__((always_inline))
-#define STRATA_INLINE_MEMBER inline __attribute__((always_inline))
+#include "cpu/formats.h"
+
+#define STRATA_INLINE static STRATA_ALWAYS_INLINE
 
 #ifdef __AVX512VNNI__
 #include "cpu/kernels/simd_avx512.h"
