@@ -68,8 +68,8 @@ class Engine:
         """Whether any request has not ended."""
         return bool(self._requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; with max_tokens 0 it ends at once.
+    def add(self, request: Request, sampler: Sampler | None = None) -> None:
+        """Queue a request; with max_tokens 0 it ends at once. sampler: instead of one by request.sampling.
 
         Raises RequestError (ids outside the vocabulary, an id in use), ContextOverflowError (the prompt
         leaves no room for a token) or CapacityError (its worst case exceeds all pages).
@@ -79,8 +79,10 @@ class Engine:
             request.finish_reason = FinishReason.LENGTH
             return
         self.scheduler.add(request)
-        banned = request.stop_ids if request.sampling.ignore_eos else ()
-        self._samplers[request.request_id] = Sampler(request.sampling, self.options.valid_tokens, banned)
+        if sampler is None:
+            banned = request.stop_ids if request.sampling.ignore_eos else ()
+            sampler = Sampler(request.sampling, self.options.valid_tokens, banned)
+        self._samplers[request.request_id] = sampler
         self._requests[request.request_id] = request
         self.metrics.start(request.request_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,13 +43,14 @@ def load_engine(
     chunk: int = 512,
     sequences: int = 1,
     valid_tokens: int | None = None,
+    wrap: Callable[[Backend], Backend] | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
     context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
     of the free memory at most. sequences: requests that can fill the context at the same time.
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core, for
-    the reference one.
+    the reference one. wrap: puts something before the backend, such as a clock.
     Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
     """
     store = Store.open(store_path)
@@ -62,7 +64,8 @@ def load_engine(
         kv_dtype=kv_dtype,
         chunk=chunk,
     )
-    return Engine(Decoder(spec, store, make_backend(backend, threads, activations)), options)
+    made = make_backend(backend, threads, activations)
+    return Engine(Decoder(spec, store, wrap(made) if wrap else made), options)
 
 
 def make_backend(name: BackendName, threads: int | None, activations: Activations) -> Backend:

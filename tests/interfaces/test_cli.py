@@ -19,7 +19,7 @@ from strata import __version__
 from strata.interfaces import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "convert", "inspect", "verify", "doctor")
+COMMANDS = ("run", "convert", "inspect", "verify", "doctor", "bench")
 HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
 
 

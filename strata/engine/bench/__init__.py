@@ -1,0 +1,1 @@
+"""How fast a model runs here, every figure beside its limit. The command is `strata bench`."""

@@ -1,0 +1,106 @@
+"""From the options of `strata bench` to results: loads the model once, large enough for every case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.backends.base import Backend
+from strata.config import Config
+from strata.engine.bench.figures import Case, Result
+from strata.engine.bench.ops import OpTimer
+from strata.engine.bench.runs import Bench, memory_probe, tokens_needed
+from strata.engine.engine import Engine
+from strata.engine.load import load_engine
+from strata.errors import IncompleteError, UsageError
+from strata.interfaces.models import store_path
+from strata.interfaces.tokenizer import Tokenizer
+from strata.model.counts import count
+from strata.store.manifest import read_manifest
+
+_WARM_UP_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured. bytes: of the store's files. backend: with its instruction set."""
+
+    model: str
+    bytes: int
+    parameters: int
+    backend: str
+    threads: int | None
+    kv_dtype: str
+
+
+class Benchmark:
+    """One model, ready to be measured. left_out: cases that do not fit the model's context."""
+
+    def __init__(self, config: Config, cases: Sequence[Case], *, ops: bool, seed: int) -> None:
+        """Opens the model. UsageError when no case is left."""
+        path = store_path(config)
+        manifest = read_manifest(path)
+        self._chunk = config.engine.prefill_chunk
+        fits = {case: tokens_needed(case, self._chunk) <= manifest.spec.context for case in cases}
+        self.cases = [case for case in cases if fits[case]]
+        self.left_out = [case for case in cases if not fits[case]]
+        self.context = manifest.spec.context
+        if not self.cases:
+            raise UsageError(
+                f"no case fits the model's context of {self.context} tokens", remedy="smaller -p, -n or -d"
+            )
+        timer = OpTimer() if ops else None
+        self._engine = self._load(config, path, timer)
+        backend = self._engine.decoder.backend
+        self._bench = Bench(self._engine, memory_probe(backend), seed=seed, timer=timer)
+        self.subject = Subject(
+            manifest.spec.name,
+            sum(file.bytes for file in manifest.files),
+            count(manifest.spec).total,
+            _describe(backend),
+            getattr(getattr(backend, "cpu", None), "threads", config.backend.threads),
+            config.kv.dtype,
+        )
+
+    def warm_up(self) -> None:
+        """A prompt that does not count."""
+        self._bench.warm_up(min(_WARM_UP_TOKENS, self._engine.options.context - 1))
+
+    def results(self, repeats: int) -> Iterator[Result]:
+        """Case after case, as they are done."""
+        for case in self.cases:
+            yield self._bench.measure(case, repeats)
+
+    def _load(self, config: Config, path: Path, timer: OpTimer | None) -> Engine:
+        needed = [(tokens_needed(case, self._chunk), case.streams) for case in self.cases]
+        context = max(tokens for tokens, _ in needed)
+        per_page = config.kv.page_tokens
+        pages = max(streams * -(-tokens // per_page) for tokens, streams in needed)
+        return load_engine(
+            path,
+            backend=config.backend.name,
+            threads=config.backend.threads,
+            activations=config.backend.activations,
+            context=context,
+            kv_dtype=config.kv.dtype,
+            kv_bytes=config.kv.size,
+            page_tokens=per_page,
+            chunk=self._chunk,
+            sequences=-(-pages // -(-context // per_page)),
+            valid_tokens=_vocabulary(path),
+            wrap=timer.wrap if timer else None,
+        )
+
+
+def _vocabulary(path: Path) -> int | None:
+    """The tokenizer's ids; None for a store without one, whose ids are all rows."""
+    try:
+        return Tokenizer.load(path).vocab_size
+    except IncompleteError:
+        return None
+
+
+def _describe(backend: Backend) -> str:
+    isa = getattr(getattr(backend, "cpu", None), "isa", "")
+    return f"{backend.name} {isa}".strip()

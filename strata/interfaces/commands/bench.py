@@ -1,0 +1,129 @@
+"""`strata bench`: tokens per second, each beside the speed of the memory measured around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from strata.config import Override, load_config
+from strata.errors import UsageError
+
+_MAX_TOKENS, _MAX_STREAMS = 1 << 20, 64
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """Whole numbers, comma-separated: "1,4,16"."""
+
+    name = "numbers"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The numbers in the order given; fails for anything else, and outside of low to high."""
+        parts = value.split(",") if isinstance(value, str) else [str(number) for number in value]
+        found = [int(part) for part in parts if part.strip().isdecimal() and len(part) < 10]
+        if len(found) < len(parts) or not all(self.low <= number <= self.high for number in found):
+            self.fail(f"{value!r}: numbers from {self.low} to {self.high}, comma-separated", param, ctx)
+        return list(dict.fromkeys(found))
+
+
+@click.command("bench")
+@click.argument("model", required=False, metavar="[STORE|demo]")
+@click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
+@click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@click.option("-t", "--threads", metavar="N", help="Threads that compute.")
+@click.option("-p", "--n-prompt", "prompts", type=Numbers(0, _MAX_TOKENS), default="512", help="Prompt.")
+@click.option("-n", "--n-gen", "generate", type=Numbers(0, _MAX_TOKENS), default="128", help="Generate.")
+@click.option("-d", "--n-depth", "depths", type=Numbers(0, _MAX_TOKENS), help="Tokens before [0,4096].")
+@click.option("-s", "--streams", type=Numbers(1, _MAX_STREAMS), default="1,4,16", help="At the same time.")
+@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, help="Runs of each test [3].")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
+@click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
+@click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
+@click.option("--json", "as_json", is_flag=True, help="JSON with every single run.")
+def command(
+    model: str | None,
+    config_file: str | None,
+    settings: tuple[str, ...],
+    threads: str | None,
+    prompts: list[int],
+    generate: list[int],
+    depths: list[int] | None,
+    streams: list[int],
+    repetitions: int,
+    seed: int,
+    ops: bool,
+    no_warmup: bool,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """Measure prefill, decoding, decoding at depth, and several streams.
+
+    Options take comma-separated numbers, as llama-bench's do. Every -n runs at each depth, and with each
+    number of streams at the first depth. Speeds are medians with minimum and maximum. GB/s: weights and KV
+    read; memory GB/s: what the same threads read just before and after each run; share: of the one in the
+    other. GMAC/s: multiply-adds of the weight matrices.
+
+    Tokens are random and differ between streams: with the same token in every stream all would use the
+    same experts, and several streams would look far cheaper than real ones are.
+
+    \b
+    Examples:
+      strata bench demo -d 0,256
+      strata bench stores/qwen3-30b -p 512,2048 -n 64 -d 0,4096 -s 1,4,16 --csv
+      strata bench stores/qwen3-30b --ops -p 0 -n 32 -s 1
+    """
+    if as_csv and as_json:
+        raise UsageError("--csv and --json were both given", remedy="choose one")
+    overrides = [Override.parse(item) for item in settings]
+    overrides += [Override("model.path", model, "MODEL")] if model else []
+    overrides += [Override("backend.threads", threads, "--threads")] if threads else []
+    config = load_config(config_file, overrides)
+    if not config.model.path:
+        raise UsageError("no model is given", remedy="strata bench demo, or a store's path")
+    from strata.engine.bench.figures import plan_cases
+    from strata.interfaces.benchmark import Benchmark
+
+    cases = plan_cases(prompts, generate, depths or [0, 4096], streams)
+    if not cases:
+        raise UsageError("nothing to measure: -p and -n are 0", remedy="e.g. -p 512 -n 128")
+    bench = Benchmark(config, cases, ops=ops, seed=seed)
+    _report(bench, repetitions, warm=not no_warmup, form="csv" if as_csv else "json" if as_json else "md")
+
+
+def _report(bench: Any, repetitions: int, *, warm: bool, form: str) -> None:
+    """Markdown lines appear as they are measured, CSV and JSON at the end."""
+    import json
+
+    from strata.interfaces import bench_report
+    from strata.interfaces.terminal import note, printable
+
+    for case in bench.left_out:
+        note(f"note: {case.label} is left out: the model's context is {bench.context} tokens")
+    if warm:
+        bench.warm_up()
+    results = bench.results(repetitions)
+    if form == "csv":
+        click.echo(printable(bench_report.to_csv(bench.subject, list(results))), nl=False)
+    elif form == "json":
+        click.echo(json.dumps(bench_report.to_json(bench.subject, list(results)), indent=2))
+    else:
+        _print_markdown(bench, results)
+
+
+def _print_markdown(bench: Any, results: Any) -> None:
+    from strata.interfaces import bench_report
+    from strata.interfaces.terminal import printable
+
+    for number, result in enumerate(results):
+        timed = any(run.ops for run in result.runs)
+        if number == 0 and not timed:
+            click.echo(bench_report.markdown_head())
+        text = (
+            bench_report.markdown_ops(result) if timed else bench_report.markdown_line(bench.subject, result)
+        )
+        click.echo(printable(text))
