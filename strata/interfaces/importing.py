@@ -16,6 +16,7 @@ from strata.errors import StoreError
 from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
 from strata.model.resolve import Resolved, resolve
 from strata.store.checkpoint import open_checkpoint
+from strata.store.checkpoint_file import inside
 from strata.store.convert import ConvertReport, convert
 from strata.store.fingerprint import source_record, tool_name
 from strata.store.gguf_tokenizer import tokenizer_files
@@ -89,9 +90,12 @@ def _convert(
 
 
 def _extra_files(source: CheckpointSource) -> dict[str, bytes]:
-    """The tokenizer's files: rebuilt from GGUF metadata, or those beside the weights."""
+    """The tokenizer's files: rebuilt from GGUF metadata, or those beside the weights.
+
+    Links that lead out of the model's folder are refused: the files become part of a store that is passed on.
+    """
     if source.kind == "gguf":
         return tokenizer_files(source.config)
     folder = source.path if source.path.is_dir() else source.path.parent
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    found = [inside(folder, name, "file") for name in TOKENIZER_FILES if (folder / name).is_file()]
     return {path.name: path.read_bytes() for path in found if path.stat().st_size <= _MAX_EXTRA_BYTES}

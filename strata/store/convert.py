@@ -72,7 +72,7 @@ def convert(
         with exclusive(beside(out, ".lock")):
             _check_output(out, options.force)
             check_space(out, manifest.shards())
-            with _journal(out, key, options.force) as journal:
+            with _journal(out, key, options) as journal:
                 resumed = len(journal.done)
                 writer = StoreWriter(out, manifest.shards(), journal)
                 todo = _tasks(planner, plan, targets, experts, journal)
@@ -116,15 +116,15 @@ def _check_output(out: Path, force: bool) -> None:
         raise StoreError(f"{out} exists already", remedy="--force replaces it once the new store is complete")
 
 
-def _journal(out: Path, key: dict[str, object], force: bool) -> Journal:
+def _journal(out: Path, key: dict[str, object], options: ConvertOptions) -> Journal:
     """Continue the unfinished conversion beside `out`, or begin one."""
     partial, path = beside(out, ".partial"), beside(out, ".journal")
     if not (partial.exists() and path.exists()):
         _discard(out)
     try:
-        journal = Journal(path, key)
+        journal = Journal(path, key, replaced_allowed=options.allow_nan)
     except StoreError:
-        if not force:
+        if not options.force:
             raise
         _discard(out)
         journal = Journal(path, key)

@@ -47,17 +47,21 @@ def identity(
     options: ConvertOptions,
     extra_files: Mapping[str, bytes],
 ) -> dict[str, Any]:
-    """What a journal begins with; times of change are in it, for changes in the middle of a file."""
+    """What a journal begins with; times of change are in it, for changes in the middle of a file.
+
+    allow_nan is left out: records that are finished without it are the same with it.
+    """
     files = {
         path.name: [record.bytes, record.xxh3, path.stat().st_mtime_ns]
         for path, record in zip(sorted(source.files()), source_record(source).files, strict=True)
     }
     model = [spec.to_json(), [asdict(target) for target in targets], [asdict(expert) for expert in experts]]
     extra = {name: xxhash.xxh3_64_hexdigest(data) for name, data in sorted(extra_files.items())}
+    decided = {key: value for key, value in options.identity().items() if key != "allow_nan"}
     found = {
         "tool": [tool_name(), VERSION],
         "source": {"path": str(source.path.resolve()), **files},
-        "options": options.identity(),
+        "options": decided,
         "model": xxhash.xxh3_64_hexdigest(json.dumps(model).encode()),
         "extra files": extra,
     }

@@ -31,9 +31,13 @@ class Done:
 
 
 class Journal:
-    """An open journal; `done` holds the records of earlier runs and of this one."""
+    """An open journal; `done` holds the records of earlier runs and of this one.
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+    replaced_allowed: whether earlier runs may have turned NaN and Inf into 0.
+    Raises StoreError for a journal of something else.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], *, replaced_allowed: bool = True) -> None:
         self._path = path
         lines, length = _whole_lines(path)
         if lines and lines[0] != identity:
@@ -43,6 +47,11 @@ class Journal:
         except TypeError as error:
             raise StoreError(f"{path} is damaged: {error}", remedy=_remedy(path)) from None
         self.done = {entry.key: entry for entry in entries}
+        if not replaced_allowed and any(entry.replaced for entry in entries):
+            raise StoreError(
+                f"{path}: the unfinished conversion turned NaN and Inf into 0",
+                remedy="continue with --allow-nan, or start over with --force",
+            )
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._file, length)
         os.lseek(self._file, length, os.SEEK_SET)

@@ -10,11 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fakes import small_model
 from test_convert import digest, run
 
-from strata.errors import CapacityError, LockedError, StoreError
+from strata.errors import CapacityError, LockedError, StoreError, WeightValueError
 from strata.store.lock import exclusive
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
@@ -71,6 +72,29 @@ def test_another_source_or_option_does_not_continue(tmp_path: Path) -> None:
         run(small_model(layers=2), tmp_path / "s", extra_files={"tokenizer.json": b"{}"})
     run(small_model(layers=2), tmp_path / "s", ConvertOptions(force=True))
     assert Store.open(tmp_path / "s").spec.layers == 2
+
+
+def test_allow_nan_continues_what_nan_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """case-22: the error's remedy must work without a new start; the way back must not."""
+    monkeypatch.setattr("strata.store.writer._SYNC_SECONDS", 0.0)
+    model, allowed = small_model(), ConvertOptions(allow_nan=True)
+    model.source.arrays["1.2.down"][7, 9] = np.nan
+    with pytest.raises(WeightValueError, match="convert with --allow-nan"):
+        run(model, tmp_path / "s")
+    assert run(model, tmp_path / "s", allowed).resumed > 0
+    run(model, tmp_path / "whole", allowed)
+    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(model, tmp_path / "t", allowed, progress=stop)
+    model.source.arrays["1.2.down"][7, 9] = 0.0
+    with pytest.raises(StoreError, match="turned NaN and Inf into 0"):
+        run(model, tmp_path / "t")
+    assert run(model, tmp_path / "t", ConvertOptions(force=True)).replaced == {}
 
 
 def test_damage_between_two_runs_is_found(tmp_path: Path) -> None:
