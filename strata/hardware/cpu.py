@@ -101,7 +101,7 @@ def allowed_cpus() -> tuple[int, ...]:
 def physical_cores(allowed: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
     """The first allowed hardware thread of every core: a second thread of a core adds no memory bandwidth."""
     cores: dict[tuple[int, ...], int] = {}
-    for cpu in allowed:
+    for cpu in sorted(allowed):
         siblings = _list_at(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.setdefault(tuple(siblings) or (cpu,), cpu)
     return tuple(sorted(cores.values()))
