@@ -14,7 +14,8 @@ import click
 from strata.config import KINDS, Override, load_config
 from strata.errors import RequestError, UsageError
 from strata.interfaces.answer import Answer
-from strata.interfaces.session import Message, Session
+from strata.interfaces.messages import Message
+from strata.interfaces.session import Session
 from strata.interfaces.terminal import note, printable
 
 _ROLES = ("system", "user", "assistant")

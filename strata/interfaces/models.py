@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.resources
 import importlib.util
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from strata.errors import ConfigError, ContextOverflowError, IncompleteError
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
 from strata.interfaces.importing import cache_folder, cached_store
+from strata.interfaces.messages import Message
 from strata.interfaces.progress import progress_bar
-from strata.interfaces.session import Message
 from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
 from strata.store.manifest import MANIFEST, read_manifest
@@ -100,8 +99,7 @@ class LoadedModel:
             size *= 4
 
 
-@contextlib.contextmanager
-def open_model(config: Config) -> Iterator[LoadedModel]:
+def open_model(config: Config) -> LoadedModel:
     """The model that the configuration names; imported first if it is no store."""
     path = store_path(config)
     tokenizer = Tokenizer.load(path)
@@ -121,7 +119,7 @@ def open_model(config: Config) -> Iterator[LoadedModel]:
         )
     except ConfigError as error:
         raise ConfigError(f"{error.cause} ({config.where('model.context')})", remedy=error.remedy) from None
-    yield LoadedModel(engine.decoder.spec.name, engine, tokenizer, format)
+    return LoadedModel(engine.decoder.spec.name, engine, tokenizer, format)
 
 
 def store_path(config: Config) -> Path:

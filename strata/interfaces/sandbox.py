@@ -74,7 +74,7 @@ class GenerationTag(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with limits. `guarded()` wraps one rendering."""
+    """The sandbox with limits. `start()` begins one rendering in the calling thread."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from strata.config import Config
 from strata.errors import RequestError
 from strata.interfaces.answer import Answer
+from strata.interfaces.messages import Message
 
 if TYPE_CHECKING:
     from strata.interfaces.models import LoadedModel
-
-Message = dict[str, str]
 
 
 class Session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,11 @@ def gguf() -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """As configs/smollm2.yaml has it, with an exact KV cache."""
     cache = str(tmp_path_factory.mktemp("cache"))
     changes = [Override("model.cache_dir", cache, "test"), Override("kv.dtype", "f32", "test")]
-    with open_model(load_config(CONFIG, changes)) as loaded:
-        yield loaded
+    return open_model(load_config(CONFIG, changes))
 
 
 @pytest.fixture(scope="module")

@@ -119,13 +119,12 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
     from strata.interfaces.models import open_model
     from strata.interfaces.session import Session
 
-    with open_model(config) as model:
-        session = Session(model, config, raw=raw)
-        if prompt is not None:
-            from strata.interfaces.once import answer_once
+    session = Session(open_model(config), config, raw=raw)
+    if prompt is not None:
+        from strata.interfaces.once import answer_once
 
-            return answer_once(session, prompt, as_json=as_json)
-        from strata.interfaces.chat import chat
-        from strata.interfaces.line_reader import history_path, make_reader
+        return answer_once(session, prompt, as_json=as_json)
+    from strata.interfaces.chat import chat
+    from strata.interfaces.line_reader import history_path, make_reader
 
-        return chat(session, make_reader(history_path(config.chat.history)))
+    return chat(session, make_reader(history_path(config.chat.history)))
