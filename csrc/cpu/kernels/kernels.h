@@ -63,7 +63,9 @@ struct Kernels {
 };
 
 // Columns that share an activation scale when they meet weights of this format.
-STRATA_ALWAYS_INLINE constexpr int activation_span(const Format& format) { return format.group == 32 ? 32 : 64; }
+STRATA_ALWAYS_INLINE constexpr int activation_span(const Format& format) {
+    return format.group == 32 ? 32 : 64;
+}
 
 namespace avx2 {
 extern const Kernels kKernels;
