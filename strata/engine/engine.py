@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,14 +106,18 @@ class Engine:
         self._finish(request, FinishReason.ABORT)
         return True
 
-    def generate(self, request: Request) -> Generator[int, None, None]:
+    def generate(
+        self, request: Request, stop: Callable[[], bool] = lambda: False
+    ) -> Generator[int, None, None]:
         """The tokens of one request, for callers that run one at a time (others' events would be lost).
 
-        Closing the iterator early aborts the request. Raises what `add` raises, and the request's error.
+        Closing the iterator early aborts the request, and so does `stop`, which is asked before every step:
+        a long prompt takes many steps before its first token. Raises what `add` raises, and the request's
+        error.
         """
         self.add(request)
         try:
-            while request.finish_reason is None:
+            while request.finish_reason is None and not stop():
                 for event in self.step():
                     if event.request is request and event.token is not None:
                         yield event.token

@@ -58,7 +58,7 @@ class Answer:
     def pieces(self, stop: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """Text as it becomes certain: no half characters, nothing that may become a stop text.
 
-        stop: asked after every token; True ends the answer with FinishReason.ABORT.
+        stop: asked before every step of the engine; True ends the answer with FinishReason.ABORT.
         Raises the request's error, e.g. NumericalError, CapacityError.
         """
         for piece in self._pieces(stop):
@@ -68,12 +68,12 @@ class Answer:
 
     def _pieces(self, stop: Callable[[], bool]) -> Iterator[str]:
         text = self.model.text_stream(self.request, continuation=self.continuation)
-        with contextlib.closing(self.model.engine.generate(self.request)) as tokens:
+        with contextlib.closing(self.model.engine.generate(self.request, stop)) as tokens:
             for token in tokens:
                 self.tokens += 1
                 yield text.add(token)
-                if text.stopped or stop():
-                    self.finish_reason = FinishReason.STOP if text.stopped else FinishReason.ABORT
+                if text.stopped:
+                    self.finish_reason = FinishReason.STOP
                     break
         yield text.flush()
         self.finish_reason = self.finish_reason or self.request.finish_reason

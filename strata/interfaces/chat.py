@@ -51,7 +51,7 @@ def chat(session: Session, reader: LineReader) -> int:
             respond(session, message)
         except Leave:
             return EXIT_OK
-        except KeyboardInterrupt:  # a second Ctrl-C, for a prefill that takes long
+        except KeyboardInterrupt:  # a second Ctrl-C, for a step that takes long
             note("(stopped)")
         except (StrataError, OSError) as error:
             note(f"error: {error}")

@@ -64,7 +64,7 @@ def read_stdin() -> str:
 class Interrupt:
     """Ctrl-C while an answer is generated: the first asks politely, the next raises KeyboardInterrupt.
 
-    The step loop looks at `requested` between tokens, so the engine is never left in the middle of a step.
+    The engine looks at `requested` between steps, so the engine is never left in the middle of a step.
     """
 
     def __init__(self) -> None:

@@ -271,6 +271,16 @@ def test_abort_in_every_phase_frees_the_pages(engine: Engine) -> None:
     assert list(engine.generate(Request("x", prompt_of(6), GREEDY))) == expected
 
 
+def test_stop_is_asked_between_the_chunks_of_a_prompt(decoders: dict[str, Decoder]) -> None:
+    """case-45: Ctrl-C during a long prompt must not wait for the first token."""
+    engine = make_engine(decoders["moe"], chunk=8)
+    request = Request("a", prompt_of(40), GREEDY)
+    assert list(engine.generate(request, stop=lambda: engine.metrics.steps == 2)) == []
+    assert request.finish_reason is FinishReason.ABORT and request.computed == 16
+    assert engine.pages.free == engine.pages.total and not engine.busy
+    assert len(list(engine.generate(Request("b", prompt_of(5), GREEDY), stop=lambda: False))) == 10
+
+
 def test_closing_generate_aborts(engine: Engine) -> None:
     request = Request("a", prompt_of(5), GREEDY)
     tokens = engine.generate(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 from strata.core import FinishReason, Request
@@ -34,13 +34,16 @@ class FakeEngine:
         self.open = 0
         self.metrics = SimpleNamespace(requests={})
 
-    def generate(self, request: Request) -> Iterator[int]:
+    def generate(self, request: Request, stop: Callable[[], bool] = lambda: False) -> Iterator[int]:
         self.calls += 1
         self.open += 1
         limit = request.sampling.max_tokens
         try:
             text = "".join(map(chr, request.prompt)).rpartition("\x02")[2].upper()
             for count, character in enumerate(text):
+                if stop():
+                    request.finish_reason = FinishReason.ABORT
+                    return
                 if len(request.tokens) >= self.context or count == limit:
                     request.finish_reason = FinishReason.LENGTH
                     return

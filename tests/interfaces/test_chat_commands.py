@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_ends_a_long_prefill_and_the_chat_goes_on(
     """Before the first token the engine is inside a step: the answer is dropped, the chat is not."""
     generate = session.model.engine.generate
 
-    def interrupted(request: Request) -> Iterator[int]:
+    def interrupted(request: Request, stop: Any) -> Iterator[int]:
         monkeypatch.setattr(session.model.engine, "generate", generate)
         raise KeyboardInterrupt
         yield 0
