@@ -159,10 +159,13 @@ def test_the_same_seed_gives_the_same_text(ask: Any) -> None:
 
 
 def test_stop_texts_end_the_answer(ask: Any) -> None:
+    """case-15: a stop text that may lie across tokens, with finish_reason stop."""
     whole = ask("--prompt", "hello", "-n", "30", "--raw").out.rstrip("\n")
     stop = whole[4:6]
     cut = ask("--prompt", "hello", "-n", "30", "--raw", "--stop", stop).out.rstrip("\n")
     assert cut == whole[: whole.index(stop)]
+    report = json.loads(ask("--prompt", "hello", "-n", "30", "--raw", "--stop", stop, "--json").out)
+    assert report["finish_reason"] == "stop" and report["text"] == cut
 
 
 def test_raw_and_chat_differ_in_their_prompt(ask: Any) -> None:

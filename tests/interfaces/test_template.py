@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import toy_tokenizer as toy
+from fetch_tokenizers import published_tokenizer
 
 from strata.errors import RequestError, TemplateError
 from strata.interfaces.chat_template import CHATML, ChatFormat, ChatTemplate
+from strata.interfaces.tokenizer import Tokenizer
 
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 USER = [{"role": "user", "content": "Hi"}]
@@ -130,6 +132,29 @@ def test_one_bos_in_a_chat(source: str, add_bos: bool) -> None:
     wanted = add_bos or source == CHATML_BOS
     assert ids.count(tokenizer.bos_id) == int(wanted)
     assert ids[int(wanted)] == tokenizer.token_id("<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "source", "count", "add_bos"),
+    [
+        ("deepseek_v3", "deepseek-ai-DeepSeek-V3.1.jinja", 1, True),
+        ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja", 1, False),
+        ("qwen3", "Qwen-Qwen3-0.6B.jinja", 0, False),
+    ],
+)
+def test_one_bos_with_published_templates(
+    cases: Path, tokenizer: str, source: str, count: int, add_bos: bool
+) -> None:
+    """case-10: DeepSeek's template and tokenizer both add a BOS, here Llama's template alone, Qwen's none."""
+    text = (cases / "chat_templates" / source).read_text(encoding="utf-8")
+    subject = Tokenizer.load(published_tokenizer(tokenizer))
+    chat = ChatFormat(subject, text)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    ids = chat.encode(messages)
+    assert ids.count(subject.bos_id) == count and (ids[0] == subject.bos_id) is bool(count)
+    assert subject.decode(ids, skip_special=False) == chat.render(messages)
+    assert subject.add_bos is add_bos
+    assert subject.encode_completion("Hi").count(subject.bos_id) == int(add_bos)
 
 
 HOSTILE = [
