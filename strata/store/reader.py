@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from strata.store.shards import ShardLayout
 
 Bytes = NDArray[np.uint8]
 _REMEDY = "`strata verify` lists the damage; convert the model again"
+# Every mapping keeps a descriptor: a model of 512 experts needs half of the usual 1024.
+_FILES_REMEDY = "raise the limit of open files: ulimit -n 65536"
 
 
 class Store:
@@ -153,4 +156,5 @@ def map_shard(store: Path, shard: ShardLayout) -> Bytes:
                 raise StoreError(f"{path}: its header is not the one the manifest describes", remedy=_REMEDY)
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}", remedy=_REMEDY) from None
+        remedy = _FILES_REMEDY if error.errno in (errno.EMFILE, errno.ENFILE) else _REMEDY
+        raise StoreError(f"{path}: {error.strerror}", remedy=remedy) from None

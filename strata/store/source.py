@@ -33,7 +33,8 @@ class QuantizedRows:
     """Rows in a quantized form that Strata stores without loss (or, `exact` False, see docs: Q4_K).
 
     format: a name from formats.FORMATS ("w4g32", "w4g32m", "w8g32", "mxfp4"). codes: u8 (int8 viewed as u8
-    for w8g32) `[rows, cols]`, one value each; scales, minimums: `[rows, cols / group]`, fp16 (u8 E8M0 for mxfp4).
+    for w8g32) `[rows, cols]`, one value each; scales, minimums: `[rows, cols / group]`,
+    fp16 (u8 E8M0 for mxfp4).
     """
 
     format: str

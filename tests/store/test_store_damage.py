@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,27 @@ def test_manifest_comes_back_unchanged(original: Path) -> None:
     manifest = read_manifest(original)
     assert Manifest.from_bytes(manifest.to_bytes(), "x") == manifest
     assert manifest.to_bytes() == (original / "manifest.json").read_bytes()
+
+
+def open_descriptors() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+
+
+def test_too_few_descriptors_is_not_damage(original: Path) -> None:
+    """A file per expert: the error must send nobody to convert a sound store again, and leak nothing."""
+    before = len(open_descriptors())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fourth_free = sorted(set(range(soft)) - open_descriptors())[3]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fourth_free, hard))
+    try:
+        with pytest.raises(StoreError, match="Too many open files") as caught:
+            Store.open(original)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in caught.value.remedy
+    del caught
+    assert len(open_descriptors()) == before
+    Store.open(original).close()
 
 
 @pytest.mark.parametrize("file", ["shared.safetensors", "experts/expert-002.safetensors"])
