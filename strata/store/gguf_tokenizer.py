@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.errors import FileFormatError, UnsupportedError
+from strata.store.checkpoint_file import shown
 from strata.store.pretokenizers import BYTE_LEVEL, pre_tokenizer
 
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+MAX_TOKEN = 1024
+"""Characters of one token. Published ones have 128 at most; deriving merges costs the square of the length."""
 SPACE = "\u2581"  # SentencePiece's visible space
 
 
@@ -75,6 +78,11 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
                 f"tokenizer.ggml.{name} has {len(values)} entries but tokenizer.ggml.tokens has {len(tokens)}"
             )
     texts = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in tokens]
+    longest = max(range(len(texts)), key=lambda index: len(texts[index]))
+    if len(texts[longest]) > MAX_TOKEN:
+        raise FileFormatError(
+            f"tokenizer.ggml.tokens[{longest}] has {len(texts[longest])} characters, at most {MAX_TOKEN} are read"
+        )
     _check_distinct(texts, types)
     return _Vocabulary(texts, types, scores)
 
@@ -204,13 +212,18 @@ def _added_tokens(vocabulary: _Vocabulary) -> list[dict[str, Any]]:
 
 
 def _token_id(metadata: Mapping[str, Any], vocabulary: _Vocabulary, key: str) -> int | None:
-    """The id under `tokenizer.ggml.<key>_token_id`, or None where absent. Raises when past the vocabulary."""
+    """The id under `tokenizer.ggml.<key>_token_id`, or None where absent.
+
+    Raises FileFormatError for what is no id or lies past the vocabulary.
+    """
     value = metadata.get(f"tokenizer.ggml.{key}_token_id")
     if value is None:
         return None
-    if not 0 <= int(value) < len(vocabulary.tokens):
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 0 <= value < len(vocabulary.tokens):
         raise FileFormatError(
-            f"tokenizer.ggml.{key}_token_id is {value} but the vocabulary has {len(vocabulary.tokens)} tokens"
+            f"tokenizer.ggml.{key}_token_id is {shown(value)} but the vocabulary has "
+            f"{len(vocabulary.tokens)} tokens"
         )
     return int(value)
 

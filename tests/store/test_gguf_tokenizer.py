@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,21 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], words: str) -> N
         ({"tokenizer.ggml.merges": ["ab"]}, r"merges\[0\] is 'ab'"),
         ({"tokenizer.ggml.eos_token_id": 6}, "is 6 but the vocabulary has 6 tokens"),
         ({"tokenizer.ggml.bos_token_id": -1}, "is -1"),
+        ({"tokenizer.ggml.bos_token_id": "one"}, "bos_token_id is 'one'"),
+        ({"tokenizer.ggml.eot_token_id": [1]}, r"eot_token_id is \[1\]"),
+        ({"tokenizer.ggml.eom_token_id": float("nan")}, "eom_token_id is nan"),
+        ({"tokenizer.ggml.unknown_token_id": True}, "unknown_token_id is True"),
     ],
 )
 def test_contradictions_are_errors(change: dict[str, Sequence[Any]], words: str) -> None:
     with pytest.raises(FileFormatError, match=words):
         tokenizer_files({**SMALL, **change})
+
+
+def test_a_token_of_megabytes_is_refused_at_once() -> None:
+    """case-01: its cuts into two tokens, from which merges are derived, would take days."""
+    tokens = ["<unk>", "a", "aa", "a" * 10_000_000]
+    start = time.perf_counter()
+    with pytest.raises(FileFormatError, match=r"tokens\[3\] has 10000000 characters, at most 1024"):
+        tokenizer_files({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens})
+    assert time.perf_counter() - start < 1
