@@ -24,7 +24,7 @@ from strata.store.pretokenizers import BYTE_LEVEL, pre_tokenizer
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MAX_TOKEN = 1024
-"""Characters of one token. Published ones have 128 at most; deriving merges costs the square of the length."""
+"""Characters of one token. Published ones have 128 at most; deriving merges costs their square."""
 SPACE = "\u2581"  # SentencePiece's visible space
 
 
@@ -81,7 +81,8 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
     longest = max(range(len(texts)), key=lambda index: len(texts[index]))
     if len(texts[longest]) > MAX_TOKEN:
         raise FileFormatError(
-            f"tokenizer.ggml.tokens[{longest}] has {len(texts[longest])} characters, at most {MAX_TOKEN} are read"
+            f"tokenizer.ggml.tokens[{longest}] has {len(texts[longest])} characters, "
+            f"at most {MAX_TOKEN} are read"
         )
     _check_distinct(texts, types)
     return _Vocabulary(texts, types, scores)
