@@ -68,7 +68,21 @@ def strata() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: runs the command and exits with its code; no traceback without --debug."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(arguments, debug="--debug" in arguments))
+    _open_closed_streams()
+    code = run(arguments, debug="--debug" in arguments)
+    try:
+        sys.stdout.flush()  # at exit it would be too late for an exit code of ours
+    except OSError as error:
+        _silence_stdout()
+        code = code or (EXIT_PIPE if isinstance(error, BrokenPipeError) else _report(error, debug=False))
+    sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Services may start with stdout or stderr closed: what goes there is lost, the answer need not be."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def run(arguments: Sequence[str], *, debug: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 CONTINUATION = "... "
+_POLL_SECONDS = 0.2
 
 
 def history_path(setting: str) -> Path | None:
@@ -52,6 +54,10 @@ class PlainReader:
     def _line(self, prompt: str) -> str:
         sys.stderr.write(prompt)  # stdout is for answers
         sys.stderr.flush()
+        # A Ctrl-C that comes just before input() blocks would be heard only after the next line: Python runs
+        # signal handlers between bytecodes, so wait where there are some.
+        while not select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
+            pass
         return input()
 
 

@@ -23,9 +23,14 @@ def note(text: str) -> None:
     click.echo(click.style(printable(text), dim=True) if styled(sys.stderr) else printable(text), err=True)
 
 
-def styled(stream: IO[str]) -> bool:
-    """Whether escape sequences are welcome there."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and "NO_COLOR" not in os.environ
+def styled(stream: IO[str] | None) -> bool:
+    """Whether escape sequences are welcome there; None: the stream was closed when the program began."""
+    return (
+        stream is not None
+        and stream.isatty()
+        and os.environ.get("TERM", "dumb") != "dumb"
+        and "NO_COLOR" not in os.environ
+    )
 
 
 def printable(text: str) -> str:

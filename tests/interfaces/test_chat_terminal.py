@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from strata.interfaces.line_reader import PlainReader
 
 pexpect = pytest.importorskip("pexpect")
 
@@ -91,6 +94,25 @@ def test_ctrl_c_twice_at_the_prompt_leaves_with_130(terminal: Terminal) -> None:
     terminal.ready()
     terminal.child.sendintr()
     terminal.leave(code=130, calls=1)
+
+
+def test_a_plain_line_is_awaited_where_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """input() is entered only when there is a line: a Ctrl-C just before it blocks would be lost."""
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr("builtins.input", lambda: pytest.fail("input() would block"))
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                PlainReader().read()
+            os.write(ours, b"a line\n")
+            monkeypatch.setattr("builtins.input", lambda: terminal.readline().rstrip())
+            assert PlainReader().read() == "a line"
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+            os.close(ours)
 
 
 def test_exit_and_unknown_commands(terminal: Terminal) -> None:

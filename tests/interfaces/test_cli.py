@@ -222,6 +222,31 @@ def test_closed_input_is_empty_input() -> None:
     assert (result.code, result.err) == (0, "")
 
 
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_closed_output_costs_only_what_goes_there(store: Path, stream: int) -> None:
+    arguments = ("run", "-m", store, "--prompt", "x", "-n", "2", "--temp", "0")
+    process = start(*arguments, stdin=subprocess.DEVNULL, preexec_fn=lambda: os.close(stream))
+    result = finish(process)
+    assert (result.code, bool(result.out), "tokens/s" in result.err) == (0, stream != 1, stream != 2)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "-m", "STORE", "--prompt", "x", "-n", "2"]])
+def test_a_full_disk_is_one_line_and_exit_code_1(store: Path, arguments: list[str]) -> None:
+    line = [sys.executable, "-m", "strata", *(str(store) if a == "STORE" else a for a in arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            line,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
 def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     """case-45: `strata ... | head -1` is quiet."""
     process = start("run", "-m", store, "--raw", "--prompt", "x", "--ignore-eos", stdin=subprocess.DEVNULL)
