@@ -45,7 +45,8 @@ def axes(last: int, top: float) -> list[str]:
 
 
 def draw(lines: list[dict[str, Any]]) -> str:
-    """The whole picture."""
+    """The whole picture.  A log's last line is the final evaluation, on more text: not part of the curve."""
+    lines = lines[:-1]
     last = lines[-1]["step"]
     names = list(lines[-1]["val"])
     top = max(max(line["val"][n] for n in names if n in line["val"]) for line in lines) * 1.02
