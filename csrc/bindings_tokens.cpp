@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -37,6 +39,16 @@ void require(bool ok, const std::string& op, const std::string& what, size_t hav
 float* writable(F32& array, const char* op) {
     if (!array.writeable()) throw py::value_error(std::string(op) + ": the array is read-only");
     return array.mutable_data();
+}
+
+// Sizes are multiplied to find where elements lie; none may wrap around.
+size_t product(const char* op, std::initializer_list<size_t> sizes) {
+    size_t result = 1;
+    for (const size_t size : sizes)
+        if (__builtin_mul_overflow(result, size, &result))
+            throw py::value_error(std::string(op) + ": the product of its sizes, one being " +
+                                  std::to_string(size) + ", is beyond 64 bits");
+    return result;
 }
 
 size_t size_of(const py::array& array) { return static_cast<size_t>(array.size()); }
@@ -116,6 +128,15 @@ void check_router(const RouterArgs& args) {
             args.groups);
 }
 
+size_t router_size(const py::object& spec, const char* name) {
+    try {
+        return spec.attr(name).cast<size_t>();
+    } catch (const py::cast_error&) {
+        throw py::value_error(std::string("route: ") + name + " is " +
+                              py::repr(spec.attr(name)).cast<std::string>() + ", no size");
+    }
+}
+
 RouterScore router_score(const std::string& name) {
     if (name == "softmax") return RouterScore::softmax;
     if (name == "sigmoid") return RouterScore::sigmoid;
@@ -126,14 +147,14 @@ RouterScore router_score(const std::string& name) {
 void py_route(Cpu& cpu, const F32& logits, const py::object& spec, const std::optional<F32>& select_bias,
               I32& ids, F32& weights) {
     RouterArgs args{};
-    args.experts = spec.attr("experts").cast<size_t>();
-    args.top_k = spec.attr("top_k").cast<size_t>();
+    args.experts = router_size(spec, "experts");
+    args.top_k = router_size(spec, "top_k");
     args.score = router_score(spec.attr("score").cast<std::string>());
     args.normalize = spec.attr("normalize").cast<bool>();
     args.normalize_eps = spec.attr("normalize_eps").cast<float>();
     args.scale = spec.attr("scale").cast<float>();
-    args.groups = spec.attr("groups").cast<size_t>();
-    args.top_groups = spec.attr("top_groups").cast<size_t>();
+    args.groups = router_size(spec, "groups");
+    args.top_groups = router_size(spec, "top_groups");
     args.group_score =
         spec.attr("group_score").cast<std::string>() == "max" ? GroupScore::max : GroupScore::top2;
     check_router(args);
@@ -172,9 +193,14 @@ class KvCache {
         geometry_ = {type,         kv_heads, key_dim, value_dim, page_tokens,
                      value_in_key, nullptr,  nullptr, nullptr,   nullptr};
         require(page_tokens > 0 && page_tokens % 8 == 0, "kv_cache", "page_tokens", page_tokens, 8);
-        const size_t slots = layers * pages * kv_heads * page_tokens;
-        check(keys_, slots * key_dim * geometry_.element_bytes(), "keys");
-        check(values_, value_in_key ? 0 : slots * value_dim * geometry_.element_bytes(), "values");
+        require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "kv_cache", "its smallest size",
+                std::min({kv_heads, key_dim, value_dim}), 1);
+        require(!value_in_key || value_dim <= key_dim, "kv_cache", "value_dim", value_dim, key_dim);
+        const size_t element = geometry_.element_bytes();
+        const size_t slots = product("kv_cache", {layers, pages, kv_heads, page_tokens});
+        const size_t value_bytes = product("kv_cache", {slots, value_dim, element});
+        check(keys_, product("kv_cache", {slots, key_dim, element}), "keys");
+        check(values_, value_in_key ? 0 : value_bytes, "values");
         check(key_scales_, type == KvType::int8 ? slots * sizeof(float) : 0, "key_scales");
         check(value_scales_, type == KvType::int8 && !value_in_key ? slots * sizeof(float) : 0,
               "value_scales");
@@ -198,6 +224,9 @@ class KvCache {
 
   private:
     static void check(const py::array& array, size_t bytes, const char* what) {
+        if (!(array.flags() & py::array::c_style))
+            throw py::value_error(std::string("kv_cache: ") + what + " are not contiguous");
+        if (!array.writeable()) throw py::value_error(std::string("kv_cache: ") + what + " are read-only");
         require(static_cast<size_t>(array.nbytes()) == bytes, "kv_cache", std::string("bytes of ") + what,
                 static_cast<size_t>(array.nbytes()), bytes);
     }
@@ -218,9 +247,13 @@ std::vector<SequenceView> view_sequences(const std::vector<PySequence>& sequence
                                          size_t page_tokens, size_t rows) {
     std::vector<SequenceView> views;
     for (const PySequence& seq : sequences) {
-        require(seq.first_row + seq.count <= rows, "attention", "last row", seq.first_row + seq.count, rows);
+        // Differences, because sums of such numbers may wrap around.
+        require(seq.count <= rows && seq.first_row <= rows - seq.count, "attention",
+                "first row of a sequence", seq.first_row, rows);
+        const size_t held = size_of(seq.pages) * page_tokens;
+        require(seq.count <= held && seq.start <= held - seq.count, "attention",
+                "start of a sequence in the tokens of its pages", seq.start, held);
         const size_t needed = (seq.start + seq.count + page_tokens - 1) / page_tokens;
-        require(size_of(seq.pages) >= needed, "attention", "pages of a sequence", size_of(seq.pages), needed);
         for (size_t i = 0; i < needed; ++i) {
             const int32_t page = seq.pages.data()[i];
             require(page >= 0 && static_cast<size_t>(page) < cache.pages(), "attention", "page id",
@@ -236,16 +269,16 @@ void py_attention(Cpu& cpu, KvCache& cache, size_t layer, const std::vector<PySe
                   size_t window, const std::optional<F32>& sinks, F32& out) {
     const KvLayer view = cache.layer(layer);
     require(heads > 0 && heads % view.kv_heads == 0, "attention", "heads", heads, view.kv_heads);
-    const size_t rows = size_of(q) / (heads * view.key_dim);
-    require(size_of(q) == rows * heads * view.key_dim, "attention", "size of q", size_of(q),
-            heads * view.key_dim);
+    const size_t query = product("attention", {heads, view.key_dim});
+    const size_t rows = size_of(q) / query;
+    require(size_of(q) == rows * query, "attention", "size of q", size_of(q), query);
     require(size_of(k) == rows * view.kv_heads * view.key_dim, "attention", "size of k", size_of(k),
             rows * view.kv_heads * view.key_dim);
     if (!view.value_in_key)
         require(v && size_of(*v) == rows * view.kv_heads * view.value_dim, "attention", "size of v",
                 v ? size_of(*v) : 0, rows * view.kv_heads * view.value_dim);
-    require(size_of(out) == rows * heads * view.value_dim, "attention", "size of out", size_of(out),
-            rows * heads * view.value_dim);
+    const size_t outputs = product("attention", {rows, heads, view.value_dim});
+    require(size_of(out) == outputs, "attention", "size of out", size_of(out), outputs);
     if (sinks) require(size_of(*sinks) == heads, "attention", "size of sinks", size_of(*sinks), heads);
     const auto views = view_sequences(sequences, cache, view.page_tokens, rows);
     const AttentionArgs args{heads, scale, window, sinks ? sinks->data() : nullptr};

@@ -27,9 +27,19 @@ void expect(const char* what, int64_t found, const char* other, int64_t wanted) 
                           std::to_string(wanted));
 }
 
+// Ceiling of a matrix's sides: block sizes and offsets of all kernels then fit their integers.
+constexpr int kMaxSide = 1 << 24;
+
+void check_side(const char* what, int64_t size) {
+    if (size <= 0 || size > kMaxSide)
+        throw py::value_error(std::string(what) + " " + std::to_string(size) + ", allowed are 1 to " +
+                              std::to_string(kMaxSide));
+}
+
 int rows_of(const F32& x, int64_t cols) {
     expect("dimensions of x are", x.ndim(), "wanted are", 2);
     expect("columns of x are", x.shape(1), "the weight's are", cols);
+    if (x.shape(0) > kMaxSide) throw py::value_error("rows of x are " + std::to_string(x.shape(0)));
     return static_cast<int>(x.shape(0));
 }
 
@@ -42,7 +52,8 @@ void check_code(int code) {
 struct PackedMatrix {
     PackedMatrix(U8 bytes, int code, int rows, int cols) : keep(std::move(bytes)) {
         check_code(code);
-        if (rows <= 0 || cols <= 0) throw py::value_error("a packed matrix needs rows and columns");
+        check_side("rows of a packed matrix are", rows);
+        check_side("columns of a packed matrix are", cols);
         matrix = make_matrix(keep.data(), code, rows, cols);
         expect("bytes of the packed matrix are", keep.size(), "its shape needs", matrix.bytes);
     }
@@ -124,18 +135,23 @@ struct RecordShape {
     void check() const {
         check_code(gate_up_code);
         check_code(down_code);
-        if (hidden <= 0 || slice_width <= 0 || slices <= 0)
-            throw py::value_error("an expert record needs a hidden size, a width and slices");
+        check_side("the hidden size of an expert record is", hidden);
+        check_side("the slice width of an expert record is", slice_width);
+        check_side("slices of an expert record are", slices);
         const int64_t gate_up_bytes = gate_up(nullptr).bytes, down_bytes = down(nullptr).bytes;
         expect("bytes of gate_up are", gate_up_bytes, "down begins at", down_offset);
         expect("bytes of a slice are", gate_up_bytes + down_bytes, "the layout says", slice_bytes);
-        const int64_t bias_bytes = int64_t{4} * slices * interleaved_rows(slice_width);
-        const bool inside = biases ? gate_up_bias_offset >= slices * slice_bytes &&
-                                         gate_up_bias_offset + bias_bytes <= down_bias_offset &&
-                                         down_bias_offset + int64_t{4} * hidden <= record_bytes
-                                   : slices * slice_bytes <= record_bytes;
-        if (!inside)
+        if (slices > record_bytes / slice_bytes || (biases && !biases_inside()))
             throw py::value_error("an expert record's parts do not fit " + std::to_string(record_bytes));
+    }
+
+    // Differences, because sums of such numbers may wrap around; slices * slice_bytes is known to fit.
+    bool biases_inside() const {
+        const int64_t bias_bytes = int64_t{4} * slices * interleaved_rows(slice_width);
+        return gate_up_bias_offset >= slices * slice_bytes && down_bias_offset >= gate_up_bias_offset &&
+               bias_bytes <= down_bias_offset - gate_up_bias_offset && record_bytes >= down_bias_offset &&
+               int64_t{4} * hidden <= record_bytes - down_bias_offset && gate_up_bias_offset % 4 == 0 &&
+               down_bias_offset % 4 == 0;
     }
 
     void slices_of(const uint8_t* record, FfnSlice* out) const {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import extension
+from strata.plan.spec import RouterSpec
 from strata.store.formats import FORMATS, ExpertLayout
 
 EXTENSION = extension()
@@ -39,11 +42,12 @@ def numbers(**changed: int) -> dict[str, Any]:
         ({"gate_up_code": -1}, "no weight format has code -1"),
         ({"down_code": len(FORMATS)}, f"no weight format has code {len(FORMATS)}"),
         ({"down_code": 1 << 30}, "no weight format has code"),
-        ({"hidden": 0}, "needs a hidden size, a width and slices"),
-        ({"slice_width": -64}, "needs a hidden size, a width and slices"),
-        ({"slices": 0}, "needs a hidden size, a width and slices"),
+        ({"hidden": 0}, "the hidden size of an expert record is 0, allowed are 1 to"),
+        ({"slice_width": -64}, "the slice width of an expert record is -64"),
+        ({"slices": 0}, "slices of an expert record are 0"),
         ({"hidden": 65}, "the layout says|down begins at"),
-        ({"slices": 1 << 30}, "do not fit"),
+        ({"slices": 1 << 30}, "slices of an expert record are"),
+        ({"slices": 1 << 23}, "do not fit"),
         ({"record_bytes": LAYOUT.payload_bytes - 1}, "do not fit"),
     ],
     ids=str,
@@ -65,3 +69,98 @@ def test_active_experts_must_ascend(active: list[int]) -> None:
     EXTENSION.experts(cpu, x, ids, weights, [0, 1], records, shape, gating, False)
     with pytest.raises(ValueError, match="do not ascend"):
         EXTENSION.experts(cpu, x, ids, weights, active, records, shape, gating, False)
+
+
+KV = {"layers": 2, "pages": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 8, "page_tokens": 8}
+SLOTS = KV["layers"] * KV["pages"] * KV["kv_heads"] * KV["page_tokens"]
+
+
+def kv_cache(**changed: Any) -> Any:
+    """An f32 KvCache of KV's geometry."""
+    nothing = np.zeros(0, np.float32)
+    arrays = {
+        "keys": np.zeros(SLOTS * KV["key_dim"], np.float32),
+        "values": np.zeros(SLOTS * KV["value_dim"], np.float32),
+    }
+    sizes = {**KV, "value_in_key": False, **arrays, "key_scales": nothing, "value_scales": nothing}
+    return EXTENSION.KvCache(dtype="f32", **{**sizes, **changed})
+
+
+def read_only(values: Any) -> Any:
+    values.flags.writeable = False
+    return values
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kv_heads": 0, "keys": np.zeros(0), "values": np.zeros(0)}, "smallest size is 0, expected 1"),
+        ({"key_dim": 0, "keys": np.zeros(0)}, "smallest size is 0, expected 1"),
+        ({"value_in_key": True, "value_dim": 17, "values": np.zeros(0)}, "value_dim is 17, expected 16"),
+        ({"pages": 1 << 62}, "beyond 64 bits"),
+        ({"pages": 1 << 61, "kv_heads": 8, "keys": np.zeros(0), "values": np.zeros(0)}, "beyond 64 bits"),
+        ({"keys": np.zeros(2 * SLOTS * 16, np.float32)[::2]}, "keys are not contiguous"),
+        ({"values": read_only(np.zeros(SLOTS * 8, np.float32))}, "values are read-only"),
+    ],
+    ids=str,
+)
+def test_kv_caches_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
+    """Zero heads ended the process with a division by zero; products that wrapped to 0 passed the check."""
+    kv_cache()
+    with pytest.raises(ValueError, match=message):
+        kv_cache(**changed)
+
+
+def attend(sequence: tuple[int, int, int], pages: list[int], **changed: Any) -> None:
+    """One op on three rows."""
+    call: dict[str, Any] = {"layer": 0, "heads": 4, "scale": 1.0, "window": 0, "sinks": None, **changed}
+    rows = {name: np.ones((3, width), np.float32) for name, width in (("q", 64), ("k", 32), ("v", 16))}
+    cut = EXTENSION.Sequence(*sequence, np.array(pages, np.int32))
+    cpu = CpuBackend(threads=1).cpu
+    EXTENSION.attention(
+        cpu=cpu, cache=kv_cache(), sequences=[cut], **rows, out=np.empty((3, 32), np.float32), **call
+    )
+
+
+@pytest.mark.parametrize(
+    ("sequence", "pages", "changed", "message"),
+    [
+        ((1, 3, 0), [0], {}, "first row of a sequence is 1"),
+        (((1 << 64) - 1, 3, 0), [0], {}, "first row of a sequence"),
+        ((0, 3, 6), [0], {}, "start of a sequence in the tokens of its pages is 6, expected 8"),
+        ((0, 3, (1 << 64) - 2), [0], {}, "start of a sequence"),
+        ((0, 3, 0), [4], {}, "page id is 4, expected 4"),
+        ((0, 3, 0), [-1], {}, "page id"),
+        ((0, 3, 0), [0], {"heads": 3}, "heads is 3"),
+        ((0, 3, 0), [0], {"heads": 1 << 60}, "beyond 64 bits"),
+        ((0, 3, 0), [0], {"layer": 2}, "layer is 2, expected 2"),
+    ],
+    ids=str,
+)
+def test_attention_stays_inside_its_arrays(
+    sequence: tuple[int, int, int], pages: list[int], changed: dict[str, Any], message: str
+) -> None:
+    """Rows and tokens near 2**64 wrapped around and passed for small ones."""
+    attend((0, 3, 5), [2])
+    with pytest.raises(ValueError, match=message):
+        attend(sequence, pages, **changed)
+
+
+@pytest.mark.parametrize("name", ["experts", "top_k", "groups", "top_groups"])
+@pytest.mark.parametrize("value", [-1, 0, 1 << 70])
+def test_router_sizes_that_cannot_be_are_refused(name: str, value: int) -> None:
+    """A size that C++ cannot hold was a RuntimeError about casts."""
+    spec = SimpleNamespace(**{**asdict(RouterSpec(8, 2)), name: value})
+    logits, ids, weights = (
+        np.ones((1, 8), np.float32),
+        np.zeros((1, 2), np.int32),
+        np.zeros((1, 2), np.float32),
+    )
+    with pytest.raises(ValueError, match=f"route: .* {value}"):
+        EXTENSION.route(CpuBackend(threads=1).cpu, logits, spec, None, ids, weights)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(0, 64), (64, -1), ((1 << 31) - 1, 64), (64, 1 << 30)])
+def test_packed_matrices_that_cannot_be_are_refused(rows: int, cols: int) -> None:
+    with pytest.raises(ValueError, match="allowed are 1 to"):
+        EXTENSION.PackedMatrix(np.zeros(64, np.uint8), 0, rows, cols)
