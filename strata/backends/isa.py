@@ -20,7 +20,8 @@ def extension() -> ModuleType:
     except ImportError as error:
         raise HardwareError(
             f"the compiled part of Strata cannot be loaded: {error}",
-            remedy="build it: pip install . (needs g++), or python setup.py build_ext --inplace",
+            remedy="build it: pip install . (needs g++), or python setup.py build_ext --inplace; "
+            "after pip install ., a source folder that is the current one hides it from python -m strata",
         ) from error
 
 

@@ -39,7 +39,7 @@ class Benchmark:
 
     def __init__(self, config: Config, cases: Sequence[Case], *, ops: bool, seed: int) -> None:
         """Opens the model. UsageError when no case is left."""
-        path = store_path(config)
+        path = store_path(config, text=False)
         manifest = read_manifest(path)
         self._chunk = config.engine.prefill_chunk
         fits = {case: tokens_needed(case, self._chunk) <= manifest.spec.context for case in cases}

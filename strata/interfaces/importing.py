@@ -6,13 +6,13 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from strata.errors import StoreError
+from strata.errors import IncompleteError, StoreError
 from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
 from strata.model.resolve import Resolved, resolve
 from strata.store.checkpoint import open_checkpoint
@@ -26,6 +26,7 @@ from strata.store.source import CheckpointSource
 
 Progress = Callable[[int, int, str], None]
 _MAX_EXTRA_BYTES = 256 << 20
+_TOKENIZER = "tokenizer.json"
 
 
 def open_and_resolve(path: Path) -> tuple[CheckpointSource, Resolved]:
@@ -44,26 +45,38 @@ def import_checkpoint(
 ) -> ConvertReport:
     """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids."""
     source, resolved = open_and_resolve(path)
-    return _convert(source, resolved, out, options, progress)
+    extra = _extra_files(source)
+    report = _convert(source, resolved, out, options, extra, progress)
+    if _TOKENIZER in extra:
+        return report
+    remark = f"there is no {_TOKENIZER} beside the weights: `strata run` needs one in the store"
+    return dataclasses.replace(report, notes=(*report.notes, remark))
 
 
 def cached_store(
-    path: Path, cache: Path, options: ConvertOptions, progress: Progress | None = None
+    path: Path, cache: Path, options: ConvertOptions, progress: Progress | None = None, *, text: bool = True
 ) -> tuple[Path, ConvertReport | None]:
     """The store of a checkpoint in `cache`, converted if it is not there (then with the report).
 
     The folder's name holds a hash of the source's files, the options and the converter's version, so that a
-    changed model or other formats make another store.
+    changed model, tokenizer or template and other formats make another store.
+    text: raise IncompleteError where there is no tokenizer, before hours of converting rather than after.
     """
     source, resolved = open_and_resolve(path)
+    extra = _extra_files(source)
+    if text and _TOKENIZER not in extra:
+        raise IncompleteError(
+            f"{path}: {_TOKENIZER} is missing", remedy="put it beside the weights, or take a GGUF file"
+        )
     record = dataclasses.asdict(source_record(source))
-    key = json.dumps([record, options.identity(), tool_name(), VERSION], sort_keys=True)
+    files = {name: xxhash.xxh3_64_hexdigest(data) for name, data in extra.items()}
+    key = json.dumps([record, files, options.identity(), tool_name(), VERSION], sort_keys=True)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", resolved.spec.name)[:60].strip(".-") or "model"
     out = cache / f"{slug}-{xxhash.xxh3_64_hexdigest(key.encode())}"
     if (out / MANIFEST).is_file():
         return out, None
     try:
-        return out, _convert(source, resolved, out, options, progress)
+        return out, _convert(source, resolved, out, options, extra, progress)
     except StoreError:
         if (out / MANIFEST).is_file():  # another process was a moment faster
             return out, None
@@ -83,9 +96,9 @@ def _convert(
     resolved: Resolved,
     out: Path,
     options: ConvertOptions,
+    extra: Mapping[str, bytes],
     progress: Progress | None,
 ) -> ConvertReport:
-    extra = _extra_files(source)
     return convert(source, resolved.spec, resolved.targets, resolved.experts, out, options, extra, progress)
 
 

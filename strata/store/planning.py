@@ -56,7 +56,7 @@ class Planner:
         for layer, found in layers.items():
             self._check_complete(layer, found, plan.expert_count)
             plan.layers[layer] = self._layer(layer, found)
-        plan.notes = [f"{note} ({n} x)" if n > 1 else note for note, n in self._notes.items()]
+        plan.notes = [f"{note} ({n} times)" if n > 1 else note for note, n in self._notes.items()]
         return plan
 
     def task(self, target: TargetTensor, record: TensorRecord) -> Task:

