@@ -6,6 +6,7 @@ the characters that stand in the file.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -127,6 +128,10 @@ class Boolean(Kind):
             raise ValueError("is not true or false (yes, no, on, off and 1 are not accepted)")
         return text == "true"
 
+    def show(self, value: Any) -> str:
+        """As it is written."""
+        return str(value).lower()
+
 
 @dataclass(frozen=True)
 class Text(Kind):
@@ -146,6 +151,10 @@ class Texts(Kind):
         if not text:
             raise ValueError("is empty")
         return text
+
+    def show(self, value: Any) -> str:
+        """As YAML has it: ["###", "User:"]."""
+        return json.dumps(list(value), ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from strata.interfaces.benchmark import Subject
 
 _COLUMNS = (
     ("model", 22),
-    ("size", 8),
+    ("size", 10),
     ("backend", 13),
     ("threads", 7),
     ("test", 16),

@@ -16,7 +16,7 @@ from strata.errors import StrataError
 from strata.interfaces.answer import Answer
 from strata.interfaces.chat_commands import Leave, run_command
 from strata.interfaces.session import Session
-from strata.interfaces.terminal import Interrupt, note, valid_text, write
+from strata.interfaces.terminal import Interrupt, note, os_error_text, valid_text, write
 
 EXIT_OK, EXIT_INTERRUPTED = 0, 130
 
@@ -53,8 +53,10 @@ def chat(session: Session, reader: LineReader) -> int:
             return EXIT_OK
         except KeyboardInterrupt:  # a second Ctrl-C, for a step that takes long
             note("(stopped)")
-        except (StrataError, OSError) as error:
+        except StrataError as error:
             note(f"error: {error}")
+        except OSError as error:
+            note(f"error: {os_error_text(error)}")
 
 
 def respond(session: Session, message: str) -> None:

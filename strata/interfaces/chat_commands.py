@@ -70,13 +70,14 @@ def _system(session: Session, rest: str) -> None:
 
 
 def _set(session: Session, rest: str) -> None:
-    if not rest:
-        for key, kind in KINDS["sampling"].items():
-            click.echo(f"  {key} = {printable(kind.show(getattr(session.sampling, key)))}")
-        return
     key, _, value = rest.replace("=", " ", 1).partition(" ")
     key = key.replace("-", "_")
     key = _ALIASES.get(key, key)
+    kinds = KINDS["sampling"]
+    if not value.strip() and (not key or key in kinds):
+        for shown in [key] if key else kinds:
+            click.echo(f"  {shown} = {printable(kinds[shown].show(getattr(session.sampling, shown)))}")
+        return
     asked = load_config(None, [Override(f"sampling.{key}", value.strip(), "/set")])
     session.sampling = dataclasses.replace(session.sampling, **{key: getattr(asked.sampling, key)})
 

@@ -14,7 +14,7 @@ import click
 
 from strata import __version__
 from strata.errors import StrataError
-from strata.interfaces.terminal import printable
+from strata.interfaces.terminal import os_error_text, printable
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -41,6 +41,18 @@ class LazyGroup(click.Group):
                 click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP)
             )
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's, with the nearest command where there is none of that name."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            nearest = get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         """Runs the command; a reader that left (`| head -1`) ends it quietly. click would say exit code 1."""
@@ -118,7 +130,7 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, StrataError):
         message, code = str(error), error.exit_code
     elif isinstance(error, OSError):
-        message, code = _describe(error), EXIT_FAILURE
+        message, code = os_error_text(error), EXIT_FAILURE
     elif isinstance(error, MemoryError):
         message, code = "not enough memory\n  remedy: a smaller model.context or kv.size", EXIT_FAILURE
     else:
@@ -128,11 +140,6 @@ def _report(error: Exception, debug: bool) -> int:
         code = EXIT_FAILURE
     click.echo(f"error: {printable(message)}", err=True)
     return code
-
-
-def _describe(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename is not None else ""
-    return f"{where}{error.strerror or error}"
 
 
 def _silence_stdout() -> None:

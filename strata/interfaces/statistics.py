@@ -39,16 +39,17 @@ def describe(answer: Answer, bandwidth: float = 0.0) -> str:
 
 
 def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
-    """The same for programs; seconds, bytes and bytes/s."""
+    """The same for programs; seconds, bytes, tokens/s and bytes/s."""
     progress = answer.progress
     return {
+        "model": answer.model.name,
         "text": answer.text,
         "finish_reason": answer.finish_reason.value if answer.finish_reason else None,
         "prompt_tokens": len(answer.request.prompt),
         "answer_tokens": answer.tokens,
         "context": answer.model.context,
-        "prefill": dataclasses.asdict(progress.prefill) if progress else None,
-        "decode": dataclasses.asdict(progress.decode) if progress else None,
+        "prefill": _figures(progress.prefill) if progress else None,
+        "decode": _figures(progress.decode) if progress else None,
         "memory_bandwidth": bandwidth,
     }
 
@@ -71,6 +72,10 @@ def memory_bandwidth(engine: Engine) -> float:
         return read_bandwidth(backend.cpu, _PROBE_SECONDS).best
     except CapacityError:
         return 0.0
+
+
+def _figures(phase: Phase) -> dict[str, float]:
+    return {**dataclasses.asdict(phase), "tokens_per_second": phase.tokens_per_second}
 
 
 def _rate(phase: Phase) -> str:

@@ -38,6 +38,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in _SAFE_CONTROLS else f"\\x{ord(c):02x}" for c in text)
 
 
+def os_error_text(error: OSError) -> str:
+    """File and reason, without the number."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"
+
+
 def write(text: str) -> None:
     """A piece of an answer on stdout, at once; control characters pass only where no terminal reads them."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)

@@ -85,7 +85,7 @@ def test_set_changes_one_option(session: Session, line: str, name: str, value: o
     assert session.sampling == dataclasses.replace(before, **{name: value})
 
 
-@pytest.mark.parametrize("line", ["/set nonsense 1", "/set top_p", "/set top_p hot", "/set top_p 3"])
+@pytest.mark.parametrize("line", ["/set nonsense 1", "/set nonsense", "/set top_p hot", "/set top_p 3"])
 def test_set_refuses_and_keeps_what_was(session: Session, line: str) -> None:
     before = session.sampling
     with pytest.raises(ConfigError):
@@ -97,6 +97,10 @@ def test_set_shows_all_options(session: Session, capsys: pytest.CaptureFixture[s
     respond(session, "/set")
     out = capsys.readouterr().out
     assert "temperature = 0.8" in out and "seed = random" in out and "max_tokens = unlimited" in out
+    assert "stop = []" in out and "ignore_eos = false" in out  # as they are written, not as Python has them
+    for line in ("/set temp", "/set temperature="):
+        respond(session, line)
+        assert capsys.readouterr().out == "  temperature = 0.8\n"
 
 
 def test_stats(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +150,10 @@ def test_a_missing_file_is_an_error_and_the_chat_goes_on(
 ) -> None:
     assert chat(session, Script("/load /nowhere/x", "/save /nowhere/x", "/save", "hello")) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("/nowhere/x") == 2 and "no file name" in captured.err
+    assert (
+        captured.err.count("error: /nowhere/x: No such file or directory\n") == 2
+        and "no file name" in captured.err
+    )
     assert captured.out == "HELLO\n"
 
 

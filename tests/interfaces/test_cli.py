@@ -88,7 +88,10 @@ def test_version(strata: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "No such command 'nonsense'"),
+        (["nonsense"], "No such command 'nonsense'.\n"),
+        (["doctr"], "No such command 'doctr'. Did you mean 'doctor'?"),
+        (["run", "demo", "-m", "smollm2"], "two models: demo and --model smollm2"),
+        (["run", "/nowhere", "--prompt", "x"], "/nowhere: no such file or directory"),
         (["run", "--nonsense"], "No such option"),
         (["run", "--prompt", "x"], "no model is given"),
         (["run", "--prompt", "  ", "-m", "demo"], "--prompt is empty"),
@@ -120,7 +123,7 @@ def test_flags_are_options_of_the_configuration(strata: Any, tmp_path: Path) -> 
     assert "sampling.top_k = 3" in result.out
     assert "sampling.temperature = 0.25    # --temperature" in result.out
     assert "sampling.max_tokens = 7" in result.out
-    assert "sampling.stop = ('a', 'b')" in result.out
+    assert 'sampling.stop = ["a", "b"]' in result.out
     assert "kv.size = 1.9 GiB (2000000000 bytes)" in result.out
 
 
@@ -148,6 +151,8 @@ def test_json_has_the_answer_and_its_figures(ask: Any) -> None:
     assert report["text"] + "\n" == text and result.err == ""
     assert report["finish_reason"] == "length" and report["answer_tokens"] == 5
     assert report["decode"]["seconds"] > 0 and report["memory_bandwidth"] > 0
+    assert report["model"] == "tiny-moe"
+    assert report["decode"]["tokens_per_second"] == report["decode"]["tokens"] / report["decode"]["seconds"]
 
 
 def test_the_same_seed_gives_the_same_text(ask: Any) -> None:
@@ -365,6 +370,51 @@ def test_models_are_imported_once(
     assert "imported" not in strata(*asked).err
     assert "imported" in strata(*asked, "--set", "convert.experts=w8").err
     assert len(list((tmp_path / "strata" / "models").iterdir())) == 2
+
+
+def without_tokenizer(checkpoint: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((checkpoint / name).read_bytes())
+    return folder
+
+
+def test_a_missing_tokenizer_is_known_before_the_import_and_can_be_put_there(
+    strata: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import without it would be found in the cache ever after, by a model that has one by then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = without_tokenizer(checkpoint, tmp_path / "model")
+    asked = ("run", source, "--raw", "--prompt", "x", "-n", "1")
+    refused = strata(*asked)
+    assert refused.code == 1 and "tokenizer.json is missing" in refused.err
+    assert not (tmp_path / "cache").exists()
+    bench = ("bench", source, "-p", "4", "-n", "0", "-d", "0", "-r", "1", "--no-warmup")
+    assert strata(*bench).code == 0  # random token ids need none
+    (source / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
+    assert strata(*asked).code == 0
+
+
+def test_convert_says_that_a_tokenizer_is_missing(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
+    done = strata("convert", without_tokenizer(checkpoint, tmp_path / "model"), "--out", tmp_path / "store")
+    assert done.code == 0 and "no tokenizer.json beside the weights" in done.err
+
+
+def test_an_unwritable_cache_names_its_option(
+    strata: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # not even root can make folders there
+    refused = strata("run", checkpoint, "--prompt", "x")
+    assert refused.code == 1 and "/proc/nowhere" in refused.err and "model.cache_dir" in refused.err
+
+
+def test_bundled_models_have_names_in_every_command(
+    strata: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strata.interfaces.bundled._demo_store", lambda: store)
+    assert json.loads(strata("inspect", "demo", "--json").out)["path"] == str(store)
+    assert strata("verify", "demo").out.endswith("all sound\n")
+    assert strata("run", "demo", "--prompt", "x", "-n", "1").code == 0
 
 
 def test_smollm2_without_its_package_gives_the_command(strata: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def command(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Measure prefill, decoding, decoding at depth, and several streams.
+    """Measure prefill and decoding, at depth and in several streams.
 
     Options take comma-separated numbers, as llama-bench's do. Every -n runs at each depth, and with each
     number of streams at the first depth. Speeds are medians with minimum and maximum. GB/s: weights and KV

@@ -11,9 +11,9 @@ import click
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def command(as_json: bool) -> None:
-    """Show what Strata finds on this machine: processor, NUMA nodes, memory, huge pages, bandwidth.
+    """Show what Strata finds on this machine.
 
-    Exits with 1 when something that is needed is missing.
+    Processor, NUMA nodes, memory, huge pages, bandwidth. Exits with 1 when something needed is missing.
 
     \b
     Example:

@@ -47,6 +47,7 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command("run")
+@click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this once and exit; standard input is not read.")
@@ -56,6 +57,7 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 @_add_flags
 def command(
+    model: str | None,
     config_file: str | None,
     settings: tuple[str, ...],
     prompt: str | None,
@@ -74,10 +76,13 @@ def command(
     \b
     Examples:
       strata run --config configs/demo.yaml
-      strata run --model smollm2 --temp 0 --prompt "Why is the sky blue?"
+      strata run smollm2 --temp 0 --prompt "Why is the sky blue?"
       git diff | strata run --config configs/smollm2.yaml --system "Summarise this change."
     """
+    if model is not None and flags["model__path"] is not None:
+        raise UsageError(f"two models: {model} and --model {flags['model__path']}", remedy="name one")
     overrides = [Override.parse(item) for item in settings] + _overrides(flags)
+    overrides += [Override("model.path", model, "MODEL")] if model is not None else []
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
     config = load_config(config_file, overrides)
