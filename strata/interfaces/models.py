@@ -22,6 +22,7 @@ from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
 from strata.store.manifest import MANIFEST, read_manifest
 from strata.store.options import ConvertOptions
+from strata.store.verify import check_small_files
 from strata.store.writer import beside
 
 _MAX_TEMPLATE_BYTES = 1 << 22
@@ -101,6 +102,7 @@ class LoadedModel:
 def open_model(config: Config) -> LoadedModel:
     """The model that the configuration names; imported first if it is no store."""
     path = store_path(config)
+    check_small_files(path)
     tokenizer = Tokenizer.load(path)
     format = ChatFormat(tokenizer, _template_source(config.chat.template))
     try:

@@ -14,6 +14,7 @@ from strata.model.architectures.fields import MAX_ROUTED, Fields
 from strata.model.architectures.lookup import Lookup
 from strata.model.architectures.names import Names
 from strata.model.architectures.targets import build_targets
+from strata.plan.check import check_spec
 from strata.plan.spec import ModelSpec
 from strata.store.source import TargetExpert, TargetTensor, TensorInfo
 
@@ -54,6 +55,10 @@ def resolve(
     """
     architecture, fields = _find_gguf(config) if kind == "gguf" else _find_hf(config)
     spec = _spec(architecture, fields, tensors, kind)
+    try:
+        check_spec(spec)
+    except ValueError as error:
+        raise FileFormatError(f"{fields.source}: {error}") from None
     if sum(spec.moe_layers) * (spec.experts.router.experts if spec.experts else 0) > MAX_ROUTED:
         raise FileFormatError(f"{fields.source}: more than {MAX_ROUTED} experts over all layers")
     if tensors is None:

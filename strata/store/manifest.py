@@ -15,10 +15,12 @@ from typing import Any
 import xxhash
 
 from strata.errors import StoreError
+from strata.plan.check import check_spec
 from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape
 from strata.store.shards import ShardLayout, shard_layout
+from strata.store.store_file import open_store_file
 
 MANIFEST = "manifest.json"
 SHARED = "shared.safetensors"
@@ -155,10 +157,12 @@ def read_manifest(store: Path) -> Manifest:
     """The manifest of a store; StoreError when `store` is none."""
     path = store / MANIFEST
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
+        with open_store_file(path) as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            size = path.stat().st_size
             raise StoreError(f"{path}: {size} bytes, a manifest has at most {_MAX_BYTES}", remedy=_REMEDY)
-        return Manifest.from_bytes(path.read_bytes(), str(path))
+        return Manifest.from_bytes(text, str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"{store} is no store: {path} is missing", remedy=_missing_remedy(store)) from None
     except OSError as error:
@@ -166,7 +170,8 @@ def read_manifest(store: Path) -> Manifest:
 
 
 def _missing_remedy(store: Path) -> str:
-    if store.with_name(store.name + ".partial").exists():
+    store = store.absolute()  # "." has no name
+    if (store.parent / (store.name + ".partial")).exists():
         return "its conversion is not finished: run the same `strata convert` again, it continues"
     return "make one with `strata convert SOURCE --out STORE`"
 
@@ -250,6 +255,7 @@ def _check_type(where: str, value: Any, wanted: Any) -> None:
 
 def _check(manifest: Manifest) -> None:
     """Sizes and names that everything after this relies on; ValueError."""
+    check_spec(manifest.spec)
     if not 0 <= manifest.expert_count <= len(manifest.files):
         raise ValueError(
             f"expert_count is {manifest.expert_count!r} in a store of {len(manifest.files)} files"

@@ -16,6 +16,7 @@ from strata.store import names
 from strata.store.formats import ExpertLayout, PackedShape, PackedTensor
 from strata.store.manifest import SHARED, Manifest, TensorRecord, read_manifest
 from strata.store.shards import ShardLayout
+from strata.store.store_file import open_store_file
 
 Bytes = NDArray[np.uint8]
 _REMEDY = "`strata verify` lists the damage; convert the model again"
@@ -147,7 +148,7 @@ def map_shard(store: Path, shard: ShardLayout) -> Bytes:
     """Map one file after checking size and header; a short file is an error here, never zeros later."""
     path = store / shard.path
     try:
-        with path.open("rb") as file:
+        with open_store_file(path) as file:
             size = file.seek(0, 2)
             if size != shard.nbytes:
                 raise StoreError(f"{path} has {size} bytes, the manifest says {shard.nbytes}", remedy=_REMEDY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from strata.store.manifest import FileRecord, read_manifest
 from strata.store.pack import check_padding
 from strata.store.reader import Bytes, Store, map_shard
 from strata.store.shards import ShardLayout
+from strata.store.store_file import open_store_file
 
 _READ_BYTES = 8 << 20
 
@@ -52,18 +54,36 @@ def verify_store(path: Path, progress: Callable[[int, int, str], None] | None = 
     return VerifyReport(len(manifest.files), total, tuple(problems))
 
 
+def check_small_files(path: Path) -> None:
+    """Check the files beside the weights (tokenizer, template), which are read whole anyway.
+
+    Raises StoreError: without its template a model would answer, but as if it had not been trained to chat.
+    """
+    manifest = read_manifest(path)
+    shards = {shard.path for shard in manifest.shards()}
+    for entry in manifest.files:
+        problem = None if entry.file in shards else _check_file(path, entry)
+        if problem:
+            raise StoreError(
+                f"{path}: {problem}", remedy="`strata verify` lists all damage; convert the model again"
+            )
+
+
 def _check_file(store: Path, entry: FileRecord) -> str | None:
     """What is wrong with a file's size or checksum."""
-    hasher, size = xxhash.xxh3_64(), 0
+    hasher = xxhash.xxh3_64()
     try:
-        with (store / entry.file).open("rb") as file:
+        with open_store_file(store / entry.file) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size != entry.bytes:
+                return f"{entry.file}: {size} bytes, the manifest says {entry.bytes}"
+            file.seek(0)
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
-                size += len(piece)
     except OSError as error:
         return f"{entry.file}: {error.strerror}"
-    if size != entry.bytes:
-        return f"{entry.file}: {size} bytes, the manifest says {entry.bytes}"
+    except StoreError as error:
+        return error.cause
     found = hasher.hexdigest()
     return None if found == entry.xxh3 else f"{entry.file}: checksum {found}, the manifest says {entry.xxh3}"
 

@@ -222,7 +222,7 @@ def test_wrong_pages_are_refused() -> None:
     pair = Pair(KvSpec(1, 2, 16, 16, 8, "f32"), 4)
     with pytest.raises(ValueError, match="page id is"):
         pair.step(1, [(0, 3, [64])])
-    with pytest.raises(ValueError, match="pages of a sequence is 1, expected 2"):
+    with pytest.raises(ValueError, match="start of a sequence in the tokens of its pages is 8, expected 8"):
         pair.step(1, [(8, 3, [0])])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.store.manifest import Manifest, read_manifest
 from strata.store.reader import Store
-from strata.store.verify import verify_store
+from strata.store.verify import check_small_files, verify_store
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +245,51 @@ def test_records_are_aligned_in_memory(original: Path) -> None:
     assert store.tensor("layers.0.mlp.gate_up.weight").data.ctypes.data % 64 == 0
     assert store.shape("embed.weight") == (70, 96)
     assert np.isfinite(store.plain("layers.1.router.weight")).all()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "sparse"])
+@pytest.mark.parametrize("name", ["manifest.json", "shared.safetensors", "tokenizer.json"])
+def test_what_is_no_regular_file_is_not_read(store: Path, name: str, kind: str) -> None:
+    """A FIFO blocked for ever, /dev/zero has no end, and a sparse file of terabytes takes hours to check."""
+    path = store / name
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 42)
+    message = "4398046511104 bytes|is no JSON" if kind == "sparse" else "is not a regular file"
+    if name == "manifest.json":
+        with pytest.raises(StoreError, match=message):
+            verify_store(store)
+        return
+    assert re.search(message, verify_store(store).problems[0])
+    with pytest.raises(StoreError, match=message):
+        Store.open(store) if name == "shared.safetensors" else check_small_files(store)
+
+
+@pytest.mark.parametrize("path", [Path(), Path("/"), Path("..")])
+def test_folders_without_a_name_are_no_stores(path: Path) -> None:
+    with pytest.raises(StoreError, match="is no store"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [("spec", "layers", 10**9), ("attention", "kv_heads", 0), ("rope", "rotary_dim", 1 << 31)],
+)
+def test_numbers_of_the_spec_are_checked(store: Path, part: str, name: str, value: int) -> None:
+    """A forged checksum is easily made: nothing may be sized by such a number, or divided by it."""
+
+    def change(data: dict[str, Any]) -> None:
+        spec = data["spec"]
+        parts = {"spec": spec, "attention": spec["attention"], "rope": spec["attention"]["rope"]}
+        parts[part][name] = value
+
+    forge(store, change)
+    with pytest.raises(StoreError, match=f"{name} is {value}, expected"):
+        read_manifest(store)
