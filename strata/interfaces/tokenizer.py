@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Encoder
 
-from strata.errors import FileFormatError, IncompleteError
+from strata.errors import FileFormatError, IncompleteError, RequestError
 from strata.interfaces.control_tokens import ControlTokens, Piece, is_control
 from strata.interfaces.token_bytes import TokenBytes
 
@@ -207,12 +207,20 @@ class Tokenizer:
         self._known_bytes: dict[int, bytes] = {}
 
     def _id(self, token: str | None) -> int | None:
-        return None if token is None else self._encoder.token_to_id(token)
+        return None if token is None else self._encoder.token_to_id(well_formed(token))
 
     def _encode(self, text: str, special: bool) -> list[int]:
         with self._lock:  # the switch belongs to the encoder, not to the call
             self._encoder.encode_special_tokens = not special
-            return list(self._encoder.encode(text, add_special_tokens=False).ids)
+            try:
+                return list(self._encoder.encode(text, add_special_tokens=False).ids)
+            except (
+                Exception
+            ) as error:  # bare, too: a WordLevel model without its unknown token, a regex's limit
+                raise RequestError(
+                    f"{self._where}: tokenizer.json cannot encode the text: {error}",
+                    remedy="try another text; if all fail, fetch the model's tokenizer again",
+                ) from error
 
     def _continue(self, text: str, *, special: bool) -> list[int]:
         """Ids of a text that follows another: no dummy prefix where only the very first word gets one."""

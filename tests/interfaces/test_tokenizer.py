@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 
-from strata.errors import FileFormatError, IncompleteError, UnsupportedError
+from strata.errors import FileFormatError, IncompleteError, RequestError, UnsupportedError
 from strata.interfaces.control_tokens import BEGIN, END, ControlTokens, Piece
 from strata.interfaces.tokenizer import Tokenizer, well_formed
 
@@ -290,3 +290,23 @@ def test_thousands_of_control_tokens_are_searched_in_linear_time() -> None:
     controls = ControlTokens([f"<unused{i}>" for i in range(6000)] + ["<|im_end|>"])
     text = "<" * 200_000 + "<unused77>"
     assert controls.mark(text) == "<" * 200_000 + f"{BEGIN * 2}<unused77>{END * 2}"
+
+
+def test_text_that_the_tokenizer_cannot_encode_is_an_error() -> None:
+    """The library raises a bare Exception: here for a word model that lacks its own unknown token."""
+    model = {"type": "WordLevel", "vocab": {"hi": 0}, "unk_token": "absent"}
+    described = {
+        **json.loads(toy.byte_level_json()),
+        "model": model,
+        "added_tokens": [],
+        "pre_tokenizer": None,
+    }
+    tokenizer = toy.from_json(json.dumps(described), {})
+    assert tokenizer.encode("hi") == [0]
+    with pytest.raises(RequestError, match="cannot encode the text"):
+        tokenizer.encode("ho")
+
+
+def test_a_token_name_with_a_lone_surrogate_is_no_token() -> None:
+    """JSON may carry one; the library refuses it with a UnicodeEncodeError."""
+    assert toy.byte_level(bos_token="\ud800").bos_id is None
