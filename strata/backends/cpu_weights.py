@@ -35,11 +35,8 @@ class WeightOps:
 
     ops: ModuleType
     cpu: Any
-
-    @property
-    def exact(self) -> bool:
-        """Whether activations stay f32."""
-        raise NotImplementedError
+    exact: bool
+    """Whether activations stay f32."""
 
     def weight(self, tensor: PackedTensor) -> CpuWeight:
         """A handle that keeps a view of `tensor.data`."""
@@ -65,7 +62,7 @@ class WeightOps:
         """Dense gated FFN."""
         if width != down.cols:
             raise ValueError(f"ffn: width {width}, columns of down {down.cols}")
-        kind = self.ops.Gating(gating.kind, gating.alpha, gating.limit)
+        kind = _gating(self.ops, gating)
         result: F32 = self.ops.ffn(self.cpu, _f32(x), gate_up.packed, down.packed, kind, self.exact)
         return result
 
@@ -73,9 +70,9 @@ class WeightOps:
         self, x: F32, ids: NDArray[np.int32], weights: NDArray[np.float32], bank: ExpertBank, gating: Gating
     ) -> F32:
         """Routed experts in ascending order of their index, slice after slice."""
-        active = np.unique(ids).tolist()
+        active = sorted(set(ids.ravel().tolist()))  # np.unique takes 20 times longer for one token
         records = [bank.record(index) for index in active]
-        kind = self.ops.Gating(gating.kind, gating.alpha, gating.limit)
+        kind = _gating(self.ops, gating)
         shape = _record_shape(self.ops, bank.layout)
         chosen = np.ascontiguousarray(ids, dtype=np.int32)
         result: F32 = self.ops.experts(
@@ -86,6 +83,12 @@ class WeightOps:
 
 def _f32(x: NDArray[Any]) -> F32:
     return np.ascontiguousarray(x, dtype=np.float32)
+
+
+@lru_cache(maxsize=64)
+def _gating(extension: ModuleType, gating: Gating) -> Any:
+    """The activation as C++ knows it."""
+    return extension.Gating(gating.kind, gating.alpha, gating.limit)
 
 
 @lru_cache(maxsize=64)
