@@ -130,7 +130,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return self.concat(str(self._check_size(part)) for part in parts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Some templates append to lists and pop from them; the conversation they see is a copy."""
+        """Some templates append to lists and pop from them; the conversation they see is a copy.
+
+        Bytes and numbers have no method that a prompt needs, but some that fill the memory:
+        `(1).to_bytes(10**10, 'big')`, `'x'.encode().center(10**10)`.
+        """
+        if isinstance(obj, (bytes, int, float)):
+            return False
         if attr in ("append", "pop") and isinstance(obj, list):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -313,6 +319,8 @@ def _repeated(name: str, args: list[Any], kwargs: dict[str, Any]) -> int:
     values = [*args, *kwargs.values()]
     if name == "replace" and len(values) > 2:
         return str(values[0]).count(str(values[1])) * len(str(values[2]))
+    if name == "translate" and len(values) > 1 and isinstance(values[1], dict):
+        return len(str(values[0])) * max((len(str(value)) for value in values[1].values()), default=0)
     if name == "join" and len(values) > 1 and hasattr(values[0], "__len__"):
         return len(values[0]) * len(str(values[1]))
     return 0

@@ -52,6 +52,9 @@ ENDLESS = {
     "indent": "{{ 'a\nb'|indent(10**10) }}",
     "json indent": "{{ [1]|tojson(indent=10**9) }}",
     "batch": "{{ [1]|batch(10**9, 'x')|list }}",
+    "bytes of a number": "{{ (1).to_bytes(10**10, 'big') }}",
+    "bytes of text": "{{ 'x'.encode().center(10**10) }}",
+    "translate": "{{ ('a' * 9999).translate({97: 'b' * 9999}) }}",
 }
 
 
