@@ -61,6 +61,7 @@ BAD = {
     "nearest section": ("sampler:\n  top_k: 1\n", "unknown section 'sampler'", "did you mean 'sampling'?"),
     "later option": ("speculative:\n  draft: x\n", "unknown section 'speculative'", ""),
     "duplicate key": ("kv:\n  dtype: int8\n  dtype: bf16\n", ":3:3: 'dtype' stands twice", "line 2"),
+    "huge key": ('? "' + "a" * 200_000 + '"\n: 1\n', ":1:3: a key of 200000 characters in the top level", ""),
     "duplicate section": ("kv:\nchat:\nkv:\n", ":3:1: 'kv' stands twice in the top level", ""),
     "tab": ("kv:\n\tdtype: int8\n", ":2:1: a tab in the indentation", "spaces"),
     "tab after spaces": ("kv:\n  dtype: int8\n \t page_tokens: 3\n", ":3:", "spaces"),

@@ -16,6 +16,7 @@ from strata.config.schema import KINDS, Config, section_class
 from strata.errors import ConfigError, RequestError
 
 _MAX_FILE_BYTES = 1 << 20
+_MAX_KEY = 64
 _TEXTUAL: tuple[type, ...] = (Text, Texts, Location)
 _UNQUOTED: tuple[type, ...] = (Integer, Number, Boolean)
 
@@ -162,6 +163,10 @@ def _entries(node: yaml.MappingNode, file: Path, where: str) -> Iterable[tuple[s
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{place}: a {_noun(key_node)} is used as a key in {where}")
         key = key_node.value
+        if len(key) > _MAX_KEY:
+            raise ConfigError(
+                f"{place}: a key of {len(key)} characters in {where}, the longest has {_MAX_KEY}"
+            )
         if key in seen:
             raise ConfigError(f"{place}: {key!r} stands twice in {where}; the first is in line {seen[key]}")
         seen[key] = key_node.start_mark.line + 1
