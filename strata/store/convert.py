@@ -15,7 +15,7 @@ import xxhash
 from strata.errors import StoreError
 from strata.plan.spec import ModelSpec
 from strata.store import names
-from strata.store.fingerprint import identity, source_record, tool_name
+from strata.store.fingerprint import check_unchanged, identity, source_record, tool_name
 from strata.store.journal import Journal
 from strata.store.lock import exclusive
 from strata.store.manifest import MANIFEST, SHARED, FileRecord, Manifest
@@ -23,7 +23,7 @@ from strata.store.options import ConvertOptions
 from strata.store.planning import ConversionPlan, Planner
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
 from strata.store.tasks import Bytes, Task
-from strata.store.writer import StoreWriter, beside, check_space, disk_errors, remove_tree
+from strata.store.writer import StoreWriter, beside, check_beside, check_space, disk_errors, remove_tree
 
 Progress = Callable[[int, int, str], None]
 _RESERVED = (MANIFEST, SHARED)
@@ -71,12 +71,14 @@ def convert(
         out.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(beside(out, ".lock")):
             _check_output(out, options.force)
+            check_beside(out)
             check_space(out, manifest.shards())
             with _journal(out, key, options) as journal:
                 resumed = len(journal.done)
                 writer = StoreWriter(out, manifest.shards(), journal)
                 todo = _tasks(planner, plan, targets, experts, journal)
                 _write(writer, manifest, todo, journal, options, progress or (lambda *_: None))
+                check_unchanged(source, key)
                 manifest = _sealed(manifest, writer, journal, extra_files)
                 writer.finish(extra_files, manifest.to_bytes())
     total = sum(entry.bytes for entry in manifest.files)

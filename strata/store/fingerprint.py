@@ -11,12 +11,14 @@ from typing import Any
 import xxhash
 
 import strata
+from strata.errors import StoreError
 from strata.plan.spec import ModelSpec
 from strata.store.manifest import VERSION, FileRecord, SourceRecord
 from strata.store.options import ConvertOptions
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
 
 _END_BYTES = 64 << 10
+_AGAIN = "wait until its download is complete, then convert again with --force"
 
 
 def tool_name() -> str:
@@ -39,6 +41,33 @@ def _file_record(path: Path) -> FileRecord:
     return FileRecord(path.name, size, xxhash.xxh3_64_hexdigest(data))
 
 
+def _files_now(source: CheckpointSource) -> dict[str, list[Any]]:
+    return {
+        path.name: [record.bytes, record.xxh3, path.stat().st_mtime_ns]
+        for path, record in zip(sorted(source.files()), source_record(source).files, strict=True)
+    }
+
+
+def check_unchanged(source: CheckpointSource, begun: Mapping[str, Any]) -> None:
+    """Raises StoreError when a file is not the one that `identity` saw: `begun` is its result.
+
+    A checkpoint that is still being downloaded, or is replaced meanwhile, would make a store of two halves.
+    """
+    try:
+        now = _files_now(source)
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename}: {error.strerror}: it was there when the conversion began", remedy=_AGAIN
+        ) from None
+    for name, values in now.items():
+        if values != begun["source"][name]:
+            raise StoreError(
+                f"{source.path}: {name} changed while it was converted: size, checksum of its ends and time "
+                f"were {begun['source'][name]}, are {values}",
+                remedy=_AGAIN,
+            )
+
+
 def identity(
     source: CheckpointSource,
     spec: ModelSpec,
@@ -51,16 +80,12 @@ def identity(
 
     allow_nan is left out: records that are finished without it are the same with it.
     """
-    files = {
-        path.name: [record.bytes, record.xxh3, path.stat().st_mtime_ns]
-        for path, record in zip(sorted(source.files()), source_record(source).files, strict=True)
-    }
     model = [spec.to_json(), [asdict(target) for target in targets], [asdict(expert) for expert in experts]]
     extra = {name: xxhash.xxh3_64_hexdigest(data) for name, data in sorted(extra_files.items())}
     decided = {key: value for key, value in options.identity().items() if key != "allow_nan"}
     found = {
         "tool": [tool_name(), VERSION],
-        "source": {"path": str(source.path.resolve()), **files},
+        "source": {"path": str(source.path.resolve()), **_files_now(source)},
         "options": decided,
         "model": xxhash.xxh3_64_hexdigest(json.dumps(model).encode()),
         "extra files": extra,

@@ -14,6 +14,9 @@ from typing import Any
 
 from strata.errors import StoreError
 
+JOURNAL_BEGIN = b'{"tool": '
+"""The first bytes of every journal: `fingerprint.identity` names the tool first."""
+
 
 @dataclass(frozen=True)
 class Done:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ def exclusive(path: Path) -> Iterator[None]:
 def _acquire(path: Path) -> int:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise StoreError(
                 f"{path}: {error.strerror}",
@@ -46,9 +47,23 @@ def _acquire(path: Path) -> int:
                 f"process {holder} is converting into this store ({path})",
                 remedy=f"wait for it to end, or stop it: kill {holder}",
             ) from None
+        if not _is_lock(descriptor):
+            os.close(descriptor)
+            raise StoreError(
+                f"{path} exists, but is no lock of a conversion; it is left alone",
+                remedy="move it away, or choose another output",
+            )
         if _still_there(path, descriptor):
             return descriptor
         os.close(descriptor)  # its holder finished and removed the file between our open and our flock
+
+
+def _is_lock(descriptor: int) -> bool:
+    """Empty, or a pid: other programs have .lock files as well (poetry.lock, Cargo.lock)."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return False
+    text = os.pread(descriptor, 32, 0).strip()
+    return not text or text.isdigit()
 
 
 def _still_there(path: Path, descriptor: int) -> bool:

@@ -20,21 +20,58 @@ import xxhash
 from numpy.typing import NDArray
 
 from strata.errors import CapacityError, StoreError
-from strata.store.journal import Done, Journal
-from strata.store.manifest import MANIFEST, FileRecord
+from strata.store.journal import JOURNAL_BEGIN, Done, Journal
+from strata.store.manifest import MANIFEST, SHARED, FileRecord
 from strata.store.shards import Entry, ShardLayout
 
 # Lost at most when killed, whichever comes first; one flush of the disk per 3 MB record would be too many.
 _SYNC_BYTES = 128 << 20
 _SYNC_SECONDS = 5.0
 _READ_BYTES = 8 << 20
+_STORE_NAMES = (MANIFEST, SHARED, "experts")
 _SPARE_BYTES = 64 << 20  # manifest, tokenizer files, directories
 
 
 def beside(out: Path, suffix: str) -> Path:
-    """`<store>.partial`, `.journal`, `.lock`, `.old`: the names a conversion uses beside its store."""
+    """`<store>.partial`, `.journal`, `.lock`, `.replaced`: the names a conversion uses beside its store."""
     out = out.absolute()  # "." and "" have no name
     return out.parent / (out.name + suffix)
+
+
+def check_beside(out: Path) -> None:
+    """StoreError for anything that has a conversion's name but that none made: it would be overwritten."""
+    partial, replaced, journal = (beside(out, suffix) for suffix in (".partial", ".replaced", ".journal"))
+    _refuse_unless(_is_journal(journal), journal)
+    _refuse_unless(journal.exists() or not _holds_anything(partial), partial)
+    _refuse_unless(
+        not _holds_anything(replaced) or any((replaced / name).exists() for name in _STORE_NAMES), replaced
+    )
+
+
+def _refuse_unless(ours: bool, path: Path) -> None:
+    if not ours:
+        raise StoreError(
+            f"{path} exists, but no conversion made it; it is left alone",
+            remedy="move it away, or choose another output",
+        )
+
+
+def _is_journal(path: Path) -> bool:
+    """Absent, or the beginning of a journal: of no bytes, torn, or zeros where a power cut lost its data."""
+    if not os.path.lexists(path):
+        return True
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        begin = file.read(len(JOURNAL_BEGIN))
+    return JOURNAL_BEGIN.startswith(begin) or not begin.strip(b"\0")
+
+
+def _holds_anything(path: Path) -> bool:
+    """Whether a folder has entries; what is no folder counts as one that has."""
+    if path.is_symlink() or not path.is_dir():
+        return os.path.lexists(path)
+    return any(path.iterdir())
 
 
 @contextmanager
@@ -160,7 +197,7 @@ def publish(out: Path) -> None:
 
     A process that has the old store mapped keeps its data: files are unlinked, never written.
     """
-    old = beside(out, ".old")
+    old = beside(out, ".replaced")
     if out.exists():
         remove_tree(old)
         out.rename(old)

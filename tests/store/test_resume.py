@@ -159,12 +159,12 @@ def test_kill_between_the_two_renames_of_force(tmp_path: Path) -> None:
     run(small_model(layers=3), tmp_path / "whole", extra_files={"tokenizer.json": b"{}"})
     run(small_model(seed=1), tmp_path / "s")
     killed_run(tmp_path / "t", int(killed_run(tmp_path / "x", 0).stdout.split()[0]) - 6)
-    (tmp_path / "s").rename(tmp_path / "s.old")
+    (tmp_path / "s").rename(tmp_path / "s.replaced")
     (tmp_path / "t.partial").rename(tmp_path / "s.partial")
     (tmp_path / "t.journal").rename(tmp_path / "s.journal")
     assert killed_run(tmp_path / "s", 0).returncode == 0
     assert digest(tmp_path / "s") == digest(tmp_path / "whole")
-    assert not (tmp_path / "s.old").exists()
+    assert not (tmp_path / "s.replaced").exists()
 
 
 def test_a_disk_that_fills_up_is_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +212,67 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
         run(small_model(), tmp_path / "file" / "s")
     with pytest.raises(StoreError, match="exists and is no folder"):
         run(small_model(), tmp_path / "file")
+
+
+FOREIGN = {
+    "poetry.lock": ("s.lock", "# a lock file of another program\n"),
+    "journal": ("s.journal", "Dear diary\n"),
+    "partial": ("s.partial/mine", "x"),
+    "partial file": ("s.partial", "x"),
+    "replaced": ("s.replaced/mine", "x"),
+    "replaced file": ("s.replaced", "x"),
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(("name", "text"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str, text: str, force: bool) -> None:
+    """`--out poetry` emptied and removed poetry.lock; a backup called <store>.old was deleted at the end."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(StoreError, match="it is left alone"):
+        run(small_model(), tmp_path / "s", ConvertOptions(force=force))
+    assert path.read_text() == text
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("suffix", [".lock", ".journal", ".partial", ".replaced"])
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_neither_pipes_nor_links_are_followed(tmp_path: Path, suffix: str, kind: str) -> None:
+    """The lock's link led to a file that was emptied; removing a FIFO as if it were a folder hung."""
+    victim = tmp_path / "victim"
+    victim.write_text("1")
+    if kind == "fifo":
+        os.mkfifo(tmp_path / f"s{suffix}")
+    else:
+        (tmp_path / f"s{suffix}").symlink_to(victim)
+    with pytest.raises(StoreError):
+        run(small_model(), tmp_path / "s")
+    assert victim.read_text() == "1"
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("change", ["write", "replace", "remove"])
+def test_a_source_that_changes_meanwhile_makes_no_store(tmp_path: Path, change: str) -> None:
+    """Else the store is half of one checkpoint and half of another, with checksums that match."""
+    model, file = small_model(), tmp_path / "model.safetensors"
+    file.write_bytes(bytes(1 << 20))
+    model.source.files = lambda: [file]  # type: ignore[method-assign]
+
+    def meddle(done: int, total: int, label: str) -> None:
+        if change == "write":
+            with file.open("r+b") as stream:
+                stream.seek(1 << 19)  # neither size nor ends
+                stream.write(b"x")
+            os.utime(file, ns=(1, 1))  # clocks of file systems tick every few ms
+        elif change == "replace":
+            (tmp_path / "new").write_bytes(b"x")
+            (tmp_path / "new").rename(file)
+        else:
+            file.unlink(missing_ok=True)
+
+    message = "No such file" if change == "remove" else "model.safetensors changed while it was converted"
+    with pytest.raises(StoreError, match=message):
+        run(model, tmp_path / "s", progress=meddle)
+    assert not (tmp_path / "s").exists()
