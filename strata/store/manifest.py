@@ -20,7 +20,7 @@ from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape
 from strata.store.shards import ShardLayout, shard_layout
-from strata.store.store_file import open_store_file
+from strata.store.store_file import open_store_file, remedy_of
 
 MANIFEST = "manifest.json"
 SHARED = "shared.safetensors"
@@ -166,7 +166,7 @@ def read_manifest(store: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"{store} is no store: {path} is missing", remedy=_missing_remedy(store)) from None
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from None
+        raise StoreError(f"{path}: {error.strerror}", remedy=remedy_of(error)) from None
 
 
 def _missing_remedy(store: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from strata.store import names
 from strata.store.formats import ExpertLayout, PackedShape, PackedTensor
 from strata.store.manifest import SHARED, Manifest, TensorRecord, read_manifest
 from strata.store.shards import ShardLayout
-from strata.store.store_file import open_store_file
+from strata.store.store_file import open_store_file, remedy_of
 
 Bytes = NDArray[np.uint8]
 _REMEDY = "`strata verify` lists the damage; convert the model again"
-# Every mapping keeps a descriptor: a model of 512 experts needs half of the usual 1024.
-_FILES_REMEDY = "raise the limit of open files: ulimit -n 65536"
 
 
 class Store:
@@ -157,5 +154,4 @@ def map_shard(store: Path, shard: ShardLayout) -> Bytes:
                 raise StoreError(f"{path}: its header is not the one the manifest describes", remedy=_REMEDY)
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except OSError as error:
-        remedy = _FILES_REMEDY if error.errno in (errno.EMFILE, errno.ENFILE) else _REMEDY
-        raise StoreError(f"{path}: {error.strerror}", remedy=remedy) from None
+        raise StoreError(f"{path}: {error.strerror}", remedy=remedy_of(error) or _REMEDY) from None

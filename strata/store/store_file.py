@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
 from strata.errors import StoreError
+
+# Every mapping keeps a descriptor: a model of 512 experts needs half of the usual 1024.
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
+    errno.ENFILE: "raise the limit of open files of the whole system: sysctl fs.file-max",
+    errno.EACCES: "check the rights of the store's files and folders",
+    errno.EPERM: "check the rights of the store's files and folders",
+}
+
+
+def remedy_of(error: OSError) -> str:
+    """What helps against an error that is no damage of the file; "" for others."""
+    return _REMEDIES.get(error.errno or 0, "")
 
 
 def open_store_file(path: Path) -> BinaryIO:

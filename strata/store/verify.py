@@ -17,7 +17,7 @@ from strata.store.manifest import FileRecord, read_manifest
 from strata.store.pack import check_padding
 from strata.store.reader import Bytes, Store, map_shard
 from strata.store.shards import ShardLayout
-from strata.store.store_file import open_store_file
+from strata.store.store_file import open_store_file, remedy_of
 
 _READ_BYTES = 8 << 20
 
@@ -34,7 +34,7 @@ class VerifyReport:
 def verify_store(path: Path, progress: Callable[[int, int, str], None] | None = None) -> VerifyReport:
     """Read the whole store; progress(bytes done, bytes in all, file).
 
-    Raises StoreError only where there is no readable manifest; all other damage is in the report.
+    Raises StoreError only where manifest or files may not be read; all other damage is in the report.
     """
     manifest = read_manifest(path)
     total = sum(entry.bytes for entry in manifest.files)
@@ -70,7 +70,7 @@ def check_small_files(path: Path) -> None:
 
 
 def _check_file(store: Path, entry: FileRecord) -> str | None:
-    """What is wrong with a file's size or checksum."""
+    """What is wrong with a file's size or checksum; StoreError for a file that may not be read: no damage."""
     hasher = xxhash.xxh3_64()
     try:
         with open_store_file(store / entry.file) as file:
@@ -81,6 +81,8 @@ def _check_file(store: Path, entry: FileRecord) -> str | None:
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
     except OSError as error:
+        if remedy := remedy_of(error):
+            raise StoreError(f"{store / entry.file}: {error.strerror}", remedy=remedy) from None
         return f"{entry.file}: {error.strerror}"
     except StoreError as error:
         return error.cause

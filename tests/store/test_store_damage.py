@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -293,3 +294,24 @@ def test_numbers_of_the_spec_are_checked(store: Path, part: str, name: str, valu
     forge(store, change)
     with pytest.raises(StoreError, match=f"{name} is {value}, expected"):
         read_manifest(store)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shared.safetensors", "tokenizer.json"])
+def test_a_file_that_may_not_be_read_is_not_damage(
+    store: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy must send nobody to convert a sound store again. Root reads everything: hence the patch."""
+    opened = Path.open
+
+    def guarded(path: Path, *arguments: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    calls: list[Callable[[Path], object]] = [verify_store]
+    calls.append(check_small_files if name == "tokenizer.json" else Store.open)
+    for call in calls:
+        with pytest.raises(StoreError, match=f"{name}: Permission denied") as caught:
+            call(store)
+        assert "check the rights" in caught.value.remedy
