@@ -1,0 +1,231 @@
+"""`strata bench`: which cases run, how rates follow from a clock that ticks as told, and what streams read.
+
+No assertion depends on how fast this machine is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_model import VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
+
+from strata.core import Batch, Sequence
+from strata.engine.bench.figures import (
+    Case,
+    OpTimes,
+    OpTotal,
+    Result,
+    Run,
+    Spread,
+    macs_per_token,
+    op_figures,
+    plan_cases,
+)
+from strata.engine.bench.ops import OpTimer
+from strata.engine.bench.runs import Bench, RandomTokens, tokens_needed
+from strata.engine.engine import Engine, EngineOptions
+from strata.engine.load import make_backend
+from strata.model.decoder import Decoder
+from strata.plan.spec import ModelSpec
+
+CHUNK = 16
+SPECS = {"moe": moe_spec(), "gpt_oss": gpt_oss_spec(), "mla": mla_spec()}
+
+
+class Clock:
+    """Advances by one second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def make_engine(spec: ModelSpec, timer: OpTimer | None = None, **changes: object) -> Engine:
+    backend = make_backend("cpu", 2, "int8")
+    decoder = Decoder(spec, TinyStore(spec, fmt="w4g64"), timer.wrap(backend) if timer else backend)
+    options = EngineOptions(
+        context=128, pages=64, valid_tokens=VOCAB, page_tokens=8, kv_dtype="int8", chunk=CHUNK
+    )
+    return Engine(decoder, replace(options, **changes))
+
+
+def test_cases_of_the_command_line() -> None:
+    labels = [case.label for case in plan_cases([512, 0], [128], [0, 4096], [1, 4, 16])]
+    assert labels == ["pp512", "tg128", "tg128 x 4", "tg128 x 16", "tg128 @ d4096"]
+    assert [case.label for case in plan_cases([0], [8, 0], [64], [4])] == ["tg8 @ d64 x 4"]
+    assert plan_cases([0], [0], [0], [1]) == []
+
+
+def test_rates_are_quotients() -> None:
+    run = Run(tokens=10, seconds=2.0, bytes=6e9, macs=8, before=5e9, after=7e9)
+    assert (run.tokens_per_second, run.bytes_per_second, run.macs_per_second) == (5.0, 3e9, 4.0)
+    assert (run.bandwidth, run.share, run.share_of(1.5e9)) == (6e9, 0.5, 0.25)
+    blind = replace(run, after=None)
+    assert (blind.bandwidth, blind.share) == (None, None)
+
+
+def test_spread_is_median_and_extremes_of_each_runs_own_figure() -> None:
+    """The share is that of each run beside its own probe, not a median speed beside a median probe."""
+    runs = tuple(Run(1, s, 1.0, 0, p, p) for s, p in ((1.0, 2.0), (2.0, 10.0), (4.0, 0.5)))
+    result = Result(Case("decode", 1), runs)
+    assert result.spread(lambda run: run.tokens_per_second) == Spread(0.5, 0.25, 1.0)
+    assert result.spread(lambda run: run.share) == Spread(0.5, 0.05, 0.5)
+    unknown = Result(result.case, (*runs, replace(runs[0], before=None)))
+    assert unknown.spread(lambda run: run.share) is None
+
+
+def test_op_figures_are_medians_over_runs() -> None:
+    def run(seconds: float) -> Run:
+        ops = (OpTotal("linear", "a", 4, seconds, 80, 16), OpTotal("route", "", 2, 9.0, 0, 0))
+        return Run(2, 20.0, 80, 0, 40.0, 40.0, OpTimes(2, ops, rest=1.0, native=None))
+
+    figures = op_figures(Result(Case("decode", 2), (run(4.0), run(2.0), run(1.0))))
+    assert [op.name for op in figures] == ["route", "linear"]  # the most expensive first
+    linear = figures[1]
+    assert (linear.calls_per_step, linear.seconds_per_call, linear.seconds_per_step) == (2, 0.5, 1.0)
+    assert (linear.bytes_per_second, linear.share, linear.macs_per_second) == (40.0, 1.0, 8.0)
+
+
+def test_macs_are_those_of_the_matrices() -> None:
+    """moe_spec counted by hand: attention in two layers, one dense layer, one router, two experts."""
+    attention = 32 * (4 + 2 * 2) * 16 + 4 * 16 * 32
+    expected = 2 * attention + 3 * 32 * 24 + 8 * 32 + 2 * 3 * 32 * 16
+    assert macs_per_token(moe_spec()) == expected
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_run_by_a_clock_that_ticks_once(name: str) -> None:
+    """A run reads the clock twice, so it takes one second: rates are then plain counts."""
+    engine = make_engine(SPECS[name])
+    probes = iter(range(1, 100))
+    bench = Bench(engine, lambda: float(next(probes)), clock=Clock())
+    prefill = bench.measure(Case("prefill", 40), 2)
+    decode = bench.measure(Case("decode", 5, depth=20, streams=3), 2)
+    assert [(run.tokens, run.seconds) for run in prefill.runs] == [(40, 1.0)] * 2
+    assert [(run.tokens, run.seconds) for run in decode.runs] == [(15, 1.0)] * 2
+    assert [(run.before, run.after) for run in (*prefill.runs, *decode.runs)] == [
+        *((1, 2), (2, 3)),  # a run's last probe is the next one's first: both stand right beside it
+        *((4, 5), (5, 6)),
+    ]
+    assert prefill.runs[0].macs == 40 * macs_per_token(SPECS[name])
+    assert not engine.busy
+    engine.check_integrity()
+
+
+def test_bytes_are_the_engines_account() -> None:
+    """Five steps of one stream: the shared weights five times, two experts a step, KV from depth 10 on."""
+    engine = make_engine(moe_spec())
+    run = Bench(engine, lambda: None, clock=Clock()).measure(Case("decode", 5, depth=9), 1).runs[0]
+    decoder, kv = engine.decoder, engine.kv
+    tokens = sum(range(11, 16))
+    expected = 5 * (decoder.shared_bytes + 2 * decoder.expert_bytes[1])
+    assert run.bytes == expected + tokens * kv.page_bytes // kv.page_tokens
+
+
+def test_every_repetition_starts_at_the_same_depth() -> None:
+    engine = make_engine(moe_spec())
+    seen: list[list[int]] = []
+    run = engine.executor.run
+    engine.executor.run = lambda works: seen.append([work.start for work in works]) or run(works)  # type: ignore
+    Bench(engine, lambda: None).measure(Case("decode", 2, depth=20, streams=2), 3)
+    assert seen[-6:] == [[21, 21], [22, 22]] * 3
+
+
+def test_streams_are_fed_different_tokens() -> None:
+    """A known pitfall of benchmarks: with one token for all streams, all would share their experts."""
+    engine = make_engine(moe_spec())
+    batches: list[list[int]] = []
+    forward = engine.decoder.forward
+    engine.decoder.forward = lambda batch, cache: (  # type: ignore[method-assign]
+        batches.append(batch.token_ids.tolist()) or forward(batch, cache)
+    )
+    Bench(engine, lambda: None).measure(Case("decode", 20, streams=4), 1)
+    assert all(len(set(batch)) > 1 for batch in batches)
+    by_stream = list(zip(*batches[-20:], strict=True))
+    assert len(set(by_stream)) == 4
+    assert {token for stream in by_stream for token in stream} <= set(range(VOCAB))
+
+
+def test_random_tokens_cover_the_vocabulary() -> None:
+    def draw(seed: int) -> list[int]:
+        sampler = RandomTokens(5, seed)
+        return [sampler.sample(np.zeros(5, np.float32), []) for _ in range(200)]
+
+    assert set(draw(3)) == set(range(5))
+    assert draw(3) == draw(3) != draw(4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("prefill", 33),
+        Case("decode", 1),
+        Case("decode", 3, depth=17, streams=5),
+        Case("decode", 1, depth=40, streams=8),
+    ],
+)
+def test_the_room_a_case_asks_for_is_enough(case: Case) -> None:
+    """Filling many streams takes more steps than the case generates: the first ones go on meanwhile."""
+    context = tokens_needed(case, CHUNK)
+    pages = case.streams * -(-context // 8)
+    engine = make_engine(moe_spec(), context=context, pages=pages)
+    rows: list[int] = []
+    run = engine.executor.run
+    engine.executor.run = lambda works: rows.append(sum(w.count for w in works)) or run(works)  # type: ignore
+    Bench(engine, lambda: None).measure(case, 2)
+    if case.kind == "decode":  # every stream takes part in every step
+        assert rows[-2 * case.tokens :] == [case.streams] * 2 * case.tokens
+    else:
+        assert sum(rows) == 2 * case.tokens
+    assert engine.pages.free == pages
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_op_timer_counts_every_op_and_all_bytes(name: str) -> None:
+    """The ops' bytes of weights and KV are the engine's own, apart from plain vectors that no op counts."""
+    timer = OpTimer()
+    engine = make_engine(SPECS[name], timer)
+    run = Bench(engine, lambda: None, timer=timer).measure(Case("decode", 4, depth=3), 1).runs[0]
+    assert run.ops is not None and run.ops.steps == 4
+    found = {(op.name, op.shape): op for op in run.ops.ops}
+    layers = SPECS[name].layers
+    assert sum(op.calls for op in run.ops.ops if op.name == "attention") == 4 * layers
+    assert sum(op.calls for op in run.ops.ops if op.name == "experts") == 4 * (layers - 1)
+    assert found["add_rms_norm", "32"].calls == 4 * 2 * layers
+    # The embedding's row is in the ops' bytes and not in the engine's; norms and biases the other way round.
+    counted = sum(op.bytes for op in run.ops.ops if op.name != "embedding")
+    assert 0.9 * run.bytes < counted <= run.bytes
+    assert 0 < run.ops.native < run.ops.seconds
+    assert run.ops.rest > 0
+
+
+def test_op_timer_forgets_what_came_before_the_run() -> None:
+    timer = OpTimer()
+    bench = Bench(make_engine(moe_spec(), timer), lambda: None, timer=timer)
+    bench.warm_up(30)
+    first, second = bench.measure(Case("prefill", 30), 2).runs
+    assert first.ops is not None and second.ops is not None
+    counts = [{(op.name, op.shape): op.calls for op in run.ops.ops} for run in (first, second) if run.ops]
+    assert counts[0] == counts[1]
+
+
+def test_attention_costs_follow_the_window() -> None:
+    """Three rows from token 4 on with a window of 5: 4 + 3 tokens seen, pairs 5 + 5 + 5."""
+    from strata.backends.base import AttentionCall, KvSpec
+    from strata.engine.bench.ops import _Costs
+
+    costs = _Costs()
+    costs.kv = KvSpec(2, 2, 16, 16, 8, "bf16")
+    pages = np.zeros(1, np.int32)
+    empty = np.zeros(0, np.int32)
+    batch = Batch(empty, empty, (Sequence(0, 3, 4, pages),), empty)
+    windowed = costs.attention(None, None, None, None, batch, AttentionCall(0, 4, 1.0, window=5))
+    full = costs.attention(None, None, None, None, batch, AttentionCall(0, 4, 1.0))
+    token_bytes = 2 * 2 * 16 * 2
+    assert (windowed.bytes, windowed.macs) == (7 * token_bytes, 15 * 4 * 32)
+    assert (full.bytes, full.macs) == (7 * token_bytes, (5 + 6 + 7) * 4 * 32)

@@ -1,0 +1,126 @@
+"""`strata bench` as scripts see it: tables, CSV, JSON, refusals. Nothing is said about speed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoint import CONTEXT, write_checkpoint
+
+from strata.interfaces import cli
+from strata.interfaces.importing import import_checkpoint
+from strata.store.options import ConvertOptions
+
+SMALL = ("-p", "8", "-n", "2", "-d", "0,16", "-s", "1,2", "-r", "2", "-t", "2")
+TESTS = ["pp8", "tg2", "tg2 x 2", "tg2 @ d16"]
+
+
+@pytest.fixture(autouse=True)
+def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real probe reads a gigabyte, which proves nothing here."""
+    monkeypatch.setattr(
+        "strata.engine.bench.runs.read_bandwidth",
+        lambda cpu, seconds: type("Fixed", (), {"best": 1e9 * cpu.threads})(),
+    )
+
+
+def bench(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    code = cli.run(["bench", *map(str, arguments)])
+    captured = capfd.readouterr()
+    assert "Traceback" not in captured.err
+    return code, captured.out, captured.err
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|\n").split("|")]
+
+
+def test_markdown(capfd: Any, store: Path) -> None:
+    code, out, err = bench(capfd, store, *SMALL)
+    assert (code, err) == (0, "")
+    head, rule, *lines = out.splitlines()
+    names = cells(head)
+    assert set(rule) <= set("|-: ") and len({line.count("|") for line in (head, rule, *lines)}) == 1
+    rows = [dict(zip(names, cells(line), strict=True)) for line in lines]
+    assert [row["test"] for row in rows] == TESTS
+    for row in rows:
+        assert float(row["t/s"]) > 0 and row["memory GB/s"] == "2.0" and row["share"].endswith("%")
+        low, high = map(float, row["min - max"].split(" - "))
+        assert low <= float(row["t/s"]) <= high
+        assert (row["GMAC/s"] != "-") == row["test"].startswith("pp")
+
+
+def test_json_and_csv_agree_in_structure(capfd: Any, store: Path) -> None:
+    code, out, _ = bench(capfd, store, *SMALL, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["subject"]["threads"] == 2 and found["subject"]["parameters"] > 0
+    assert [result["test"] for result in found["results"]] == TESTS
+    for result in found["results"]:
+        assert len(result["runs"]) == 2 and result["bandwidth"]["median"] == 2e9
+        run = result["runs"][0]
+        assert run["tokens_per_second"] == pytest.approx(run["tokens"] / run["seconds"])
+        assert run["share"] == pytest.approx(run["bytes"] / run["seconds"] / 2e9)
+    code, out, _ = bench(capfd, store, *SMALL, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and [row["test"] for row in rows] == TESTS
+    assert [(row["tokens"], row["depth"], row["streams"]) for row in rows][1:3] == [
+        ("2", "0", "1"),
+        ("2", "0", "2"),
+    ]
+    assert all(float(row["share"]) > 0 for row in rows)
+
+
+def test_ops(capfd: Any, store: Path) -> None:
+    code, out, _ = bench(capfd, store, "--ops", "-p", "0", "-n", "2", "-d", "16", "-s", "1", "-r", "1")
+    assert code == 0 and "tg2 @ d16" in out and "outside of compiled code" in out
+    names = {cells(line)[0] for line in out.splitlines() if line.startswith("|")}
+    assert {"experts", "linear", "attention", "add_rms_norm", "route", "plain_linear"} <= names
+    code, out, _ = bench(capfd, store, "--ops", "-p", "0", "-n", "2", "-d", "0", "-s", "1", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and {"name", "shape", "seconds_per_call", "share"} <= set(rows[0])
+    code, out, _ = bench(capfd, store, "--ops", "-p", "4", "-n", "0", "--json")
+    (result,) = json.loads(out)["results"]
+    assert 0 < result["step"]["outside_native"]["median"] < 1
+    assert any("head" in op["shape"] and op["macs_per_second"] > 0 for op in result["ops"])
+
+
+def test_cases_beyond_the_context_are_left_out(capfd: Any, store: Path) -> None:
+    code, out, err = bench(capfd, store, "-p", "0", "-n", "1", "-s", "1", "-r", "1")
+    assert code == 0 and "tg1 " in out
+    assert f"tg1 @ d4096 is left out: the model's context is {CONTEXT} tokens" in err
+    code, out, err = bench(capfd, store, "-p", "9999", "-n", "0")
+    assert (code, out) == (2, "") and f"no case fits the model's context of {CONTEXT} tokens" in err
+
+
+def test_a_store_without_a_tokenizer(capfd: Any, tmp_path: Path) -> None:
+    """The engine needs no text; every row of the vocabulary is then a token."""
+    checkpoint = write_checkpoint(tmp_path / "bare")
+    (checkpoint / "tokenizer.json").unlink()
+    import_checkpoint(checkpoint, tmp_path / "store", ConvertOptions())
+    code, out, _ = bench(capfd, tmp_path / "store", "-p", "4", "-n", "0", "-r", "1")
+    assert code == 0 and "pp4" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no model is given"),
+        (("STORE", "-p", "0", "-n", "0"), "nothing to measure"),
+        (("STORE", "-n", "1,x"), "'1,x': numbers from 0 to"),
+        (("STORE", "-n", ""), "numbers from 0 to"),
+        (("STORE", "-s", "0"), "numbers from 1 to 64"),
+        (("STORE", "-s", "65"), "numbers from 1 to 64"),
+        (("STORE", "-d", "-5"), "numbers from 0 to"),
+        (("STORE", "-p", "99999999999999999999"), "numbers from 0 to"),
+        (("STORE", "-r", "0"), "repetitions"),
+        (("STORE", "-t", "0"), "--threads: backend.threads"),
+        (("STORE", "--csv", "--json"), "--csv and --json"),
+    ],
+)
+def test_mistakes(capfd: Any, store: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = bench(capfd, *(str(store) if a == "STORE" else a for a in arguments))
+    assert (code, out) == (2, "") and message in err
