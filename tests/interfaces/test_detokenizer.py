@@ -6,7 +6,7 @@ import time
 
 import pytest
 import toy_tokenizer as toy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strata.errors import RequestError
@@ -36,10 +36,12 @@ def test_pieces_add_up_to_the_decoded_text(kind: str, data: st.DataObject) -> No
 
 @kinds
 @given(text=st.text(max_size=30))
+@example(text="\u2581")
 def test_no_piece_has_half_a_character(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
     pieces = pieces_of(tokenizer, tokenizer.encode(text))
-    assert "".join(pieces) == text
+    # SentencePiece writes a space as U+2581, so one that a user types comes back as a space.
+    assert "".join(pieces) == (text.replace("\u2581", " ") if kind == "sentencepiece" else text)
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
 
 
