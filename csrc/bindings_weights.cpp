@@ -69,6 +69,7 @@ F32 run_linear(Cpu& cpu, const PackedMatrix& weight, const F32& x, const std::op
     const float *in = x.data(), *bias_in = bias ? bias->data() : nullptr;
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
     linear(cpu, weight.matrix, in, tokens, bias_in, exact, out);
     return y;
 }
@@ -82,6 +83,7 @@ F32 run_head_linear(Cpu& cpu, const PackedMatrix& weight, const F32& x, int head
     const float* in = x.data();
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
     head_linear(cpu, weight.matrix, in, tokens, heads, exact, out);
     return y;
 }
@@ -96,6 +98,7 @@ F32 run_embedding(Cpu& cpu, const PackedMatrix& weight, const I32& ids, float sc
     F32 y({tokens, weight.matrix.cols});
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
     embedding(cpu, weight.matrix, id, tokens, scale, out);
     return y;
 }
@@ -112,6 +115,7 @@ F32 run_ffn(Cpu& cpu, const F32& x, const PackedMatrix& gate_up, const PackedMat
     const float* in = x.data();
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
     std::vector<int32_t> all(tokens);
     for (int t = 0; t < tokens; t++) all[t] = t;
     const std::vector<float> ones(tokens, 1.0f);
@@ -192,6 +196,7 @@ F32 run_experts(Cpu& cpu, const F32& x, const I32& ids, const F32& weights,
     const int32_t* id = ids.data();
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
     const Grouping groups = group_tokens(id, weight, tokens, top_k, active);
     std::vector<ExpertWork> works;
     for (size_t i = 0; i < active.size(); i++) {

@@ -20,7 +20,9 @@ struct Cpu {
     std::mutex busy;
 };
 
-// One op at a time owns pool and arena: every op begins with `const OpGuard guard(cpu);`.
+// One call from outside at a time owns pool and arena, and begins with `const OpGuard guard(cpu);`. Ops do
+// not guard themselves, for they are made of each other: what an op takes of the arena stays taken until the
+// call ends.
 class OpGuard {
   public:
     explicit OpGuard(Cpu& cpu) : lock_(cpu.busy) { cpu.arena.reset(); }

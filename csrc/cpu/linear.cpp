@@ -30,7 +30,6 @@ Ahead ahead_of(const Matrix& matrix, int block, int64_t end) {
 
 void linear(Cpu& cpu, const Matrix& matrix, const float* x, int tokens, const float* bias, bool exact,
             float* y) {
-    const OpGuard guard(cpu);
     const Activations inputs(cpu, matrix, tokens, exact);
     const int tile = token_tile(matrix), workers = cpu.pool.size();
     cpu.pool.run([&](int worker) {
@@ -53,7 +52,6 @@ void linear(Cpu& cpu, const Matrix& matrix, const float* x, int tokens, const fl
 
 void head_linear(Cpu& cpu, const Matrix& matrix, const float* x, int tokens, int heads, bool exact,
                  float* y) {
-    const OpGuard guard(cpu);
     // Input row t * heads + h; a block may belong to several heads and is then computed once for each.
     const Activations inputs(cpu, matrix, static_cast<int64_t>(tokens) * heads, exact);
     const int workers = cpu.pool.size(), head_rows = matrix.rows / heads;
@@ -82,7 +80,6 @@ void head_linear(Cpu& cpu, const Matrix& matrix, const float* x, int tokens, int
 }
 
 void embedding(Cpu& cpu, const Matrix& matrix, const int32_t* ids, int tokens, float scale, float* y) {
-    const OpGuard guard(cpu);
     const DecodeRowFn decode = cpu.kernels.decode_row[matrix.code];
     cpu.pool.run([&](int worker) {
         const Range mine = share(tokens, worker, cpu.pool.size());

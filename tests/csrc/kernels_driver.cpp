@@ -67,6 +67,7 @@ void close(const float* got, const float* wanted, size_t n, const char* what, in
 }
 
 void try_linear(Cpu& cpu, int code, int rows, int cols, int tokens) {
+    const OpGuard guard(cpu);
     const auto bytes = exact(packed_bytes(code, rows, cols));
     const Matrix matrix = make_matrix(bytes.get(), code, rows, cols);
     const auto x = activations(static_cast<size_t>(tokens) * cols), bias = activations(rows);
@@ -81,6 +82,7 @@ void try_linear(Cpu& cpu, int code, int rows, int cols, int tokens) {
 }
 
 void try_heads(Cpu& cpu, int code) {
+    const OpGuard guard(cpu);
     constexpr int kHeads = 3, kHeadRows = 7, kCols = 70, kTokens = 5;
     const auto bytes = exact(packed_bytes(code, kHeads * kHeadRows, kCols));
     const Matrix matrix = make_matrix(bytes.get(), code, kHeads * kHeadRows, kCols);
@@ -93,6 +95,7 @@ void try_heads(Cpu& cpu, int code) {
 }
 
 void try_experts(Cpu& cpu, int code, int tokens) {
+    const OpGuard guard(cpu);
     constexpr int kHidden = 70, kWidth = 20, kRows = 48, kExperts = 3;
     const auto up_bytes = exact(packed_bytes(code, kRows, kHidden));
     const auto down_bytes = exact(packed_bytes(code, kHidden, kWidth));
