@@ -11,6 +11,7 @@
 #include "cpu/bandwidth.h"
 #include "cpu/cpu.h"
 #include "cpu/features.h"
+#include "cpu/int8_peak.h"
 
 namespace py = pybind11;
 using namespace strata::cpu;
@@ -47,6 +48,8 @@ void bind_cpu(py::module_& m) {
         .def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("seconds"),
              py::call_guard<py::gil_scoped_release>())
         .def("bind_caller", [](const Cpu& cpu) { return cpu.pool.bind_caller(); });
+    m.def("int8_peak", &int8_peak, py::arg("cpu"), py::arg("seconds"),
+          py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace

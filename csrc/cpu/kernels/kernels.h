@@ -60,6 +60,8 @@ struct Kernels {
     // z [tokens][16] = 8 gate and 8 up values, bias [16] or null -> h[token * stride + 0..7].
     void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h,
                  size_t stride);
+    // Does int8 multiply-adds for a while and returns how many; sums [16] is overwritten.
+    int64_t (*int8_peak)(int64_t rounds, int32_t* sums);
 };
 
 // Columns that share an activation scale when they meet weights of this format.

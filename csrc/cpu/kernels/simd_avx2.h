@@ -63,6 +63,7 @@ STRATA_INLINE Ints keep(Ints x) {
     __asm__("" : "+x"(x.a), "+x"(x.b));
     return x;
 }
+constexpr bool kWideSums = false;
 constexpr int unsigned_steps(int largest_weight) { return largest_weight > 16 ? 4 : 8; }
 STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) {
     return keep({_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, x.a)),

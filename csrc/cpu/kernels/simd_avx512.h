@@ -37,6 +37,11 @@ STRATA_INLINE Ints broadcast4(const int8_t* p) {
 }
 
 // Products of unsigned weight bytes and signed activation bytes, summed in 32 bits: no limit on the steps.
+STRATA_INLINE Ints keep(Ints x) {
+    __asm__("" : "+v"(x.v));
+    return x;
+}
+constexpr bool kWideSums = true;
 constexpr int unsigned_steps(int) { return 8; }
 STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) { return {_mm512_dpbusd_epi32(part.v, w.v, x.v)}; }
 STRATA_INLINE Ints flush_unsigned(Ints sum, Ints part) { return {_mm512_add_epi32(sum.v, part.v)}; }

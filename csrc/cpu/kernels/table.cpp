@@ -6,6 +6,6 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-const Kernels kKernels = {STRATA_TEXT(STRATA_ISA), kDotQ8, kDotF32, kDecodeRow, quantize, gate};
+const Kernels kKernels = {STRATA_TEXT(STRATA_ISA), kDotQ8, kDotF32, kDecodeRow, quantize, gate, int8_peak};
 
 }  // namespace strata::cpu::STRATA_ISA

@@ -10,5 +10,6 @@ extern const BlockFn kDotF32[kFormatCount];
 extern const DecodeRowFn kDecodeRow[kFormatCount];
 void quantize(const float* x, int cols, int span, QuantUnit* out);
 void gate(const Gating& gating, const float* z, const float* bias, int tokens, float* h, size_t stride);
+int64_t int8_peak(int64_t rounds, int32_t* sums);
 
 }  // namespace strata::cpu::STRATA_ISA
