@@ -21,9 +21,11 @@ _COLUMNS = (
     ("t/s", 9),
     ("min - max", 17),
     ("GB/s", 7),
-    ("memory GB/s", 11),
-    ("share", 6),
+    ("memory", 6),
+    ("of memory", 9),
     ("GMAC/s", 7),
+    ("int8 peak", 9),
+    ("of peak", 7),
 )
 _OP_COLUMNS = (
     ("op", 17),
@@ -32,8 +34,9 @@ _OP_COLUMNS = (
     ("us/call", 10),
     ("us/step", 10),
     ("GB/s", 7),
-    ("share", 6),
+    ("of memory", 9),
     ("GMAC/s", 7),
+    ("of peak", 7),
 )
 _LEFT = {"model", "backend", "test", "op", "shape"}
 
@@ -44,10 +47,9 @@ def markdown_head() -> str:
 
 
 def markdown_line(subject: Subject, result: Result) -> str:
-    """One case. memory GB/s: probed around the runs; share: of each run's own probe, the median."""
+    """One case. memory, int8 peak: probed around the runs; shares: of each run's own probe, the median."""
     speed = result.spread(lambda run: run.tokens_per_second)
     assert speed is not None
-    prefill = result.case.kind == "prefill"
     cells = (
         subject.model,
         format_size(subject.bytes),
@@ -59,7 +61,9 @@ def markdown_line(subject: Subject, result: Result) -> str:
         _giga(result.spread(lambda run: run.bytes_per_second)),
         _giga(result.spread(lambda run: run.bandwidth)),
         _percent(result.spread(lambda run: run.share)),
-        _giga(result.spread(lambda run: run.macs_per_second)) if prefill else "-",
+        _giga(result.spread(lambda run: run.macs_per_second)),
+        _giga(result.spread(lambda run: run.int8_peak)),
+        _percent(result.spread(lambda run: run.peak_share)),
     )
     return _row(_COLUMNS, cells)
 
@@ -77,6 +81,7 @@ def markdown_ops(result: Result) -> str:
             f"{op.bytes_per_second / 1e9:.1f}" if op.bytes_per_second else "-",
             f"{100 * op.share:.0f} %" if op.share else "-",
             f"{op.macs_per_second / 1e9:.1f}" if op.macs_per_second else "-",
+            f"{100 * op.peak_share:.0f} %" if op.peak_share else "-",
         )
         lines.append(_row(_OP_COLUMNS, cells))
     return "\n".join([*lines, "", *_step_lines(result)])
@@ -122,18 +127,21 @@ def _case_json(result: Result) -> dict[str, Any]:
 
 
 def _run_json(run: Run) -> dict[str, Any]:
-    plain = {name: getattr(run, name) for name in ("tokens", "seconds", "bytes", "macs", "before", "after")}
-    return {**plain, "tokens_per_second": run.tokens_per_second, "share": run.share}
+    plain = {name: getattr(run, name) for name in ("tokens", "seconds", "bytes", "macs")}
+    plain |= {"before": asdict(run.before), "after": asdict(run.after)}
+    shares = {"share": run.share, "peak_share": run.peak_share}
+    return {**plain, "tokens_per_second": run.tokens_per_second, **shares}
 
 
 def _spreads(result: Result) -> dict[str, Spread | None]:
-    prefill = result.case.kind == "prefill"
     return {
         "tokens_per_second": result.spread(lambda run: run.tokens_per_second),
         "bytes_per_second": result.spread(lambda run: run.bytes_per_second),
         "bandwidth": result.spread(lambda run: run.bandwidth),
         "share": result.spread(lambda run: run.share),
-        "macs_per_second": result.spread(lambda run: run.macs_per_second if prefill else None),
+        "macs_per_second": result.spread(lambda run: run.macs_per_second),
+        "int8_peak": result.spread(lambda run: run.int8_peak),
+        "peak_share": result.spread(lambda run: run.peak_share),
     }
 
 

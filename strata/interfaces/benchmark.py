@@ -10,7 +10,7 @@ from strata.backends.base import Backend
 from strata.config import Config
 from strata.engine.bench.figures import Case, Result
 from strata.engine.bench.ops import OpTimer
-from strata.engine.bench.runs import Bench, memory_probe, tokens_needed
+from strata.engine.bench.runs import Bench, limits_probe, tokens_needed
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
 from strata.errors import IncompleteError, UsageError
@@ -24,13 +24,17 @@ _WARM_UP_TOKENS = 512
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured. bytes: of the store's files. backend: with its instruction set."""
+    """What was measured. bytes: of the store's files. backend: with its instruction set.
+
+    activations: what products read, None for a backend without the choice.
+    """
 
     model: str
     bytes: int
     parameters: int
     backend: str
     threads: int | None
+    activations: str | None
     kv_dtype: str
 
 
@@ -53,13 +57,14 @@ class Benchmark:
         timer = OpTimer() if ops else None
         self._engine = self._load(config, path, timer)
         backend = self._engine.decoder.backend
-        self._bench = Bench(self._engine, memory_probe(backend), seed=seed, timer=timer)
+        self._bench = Bench(self._engine, limits_probe(backend), seed=seed, timer=timer)
         self.subject = Subject(
             manifest.spec.name,
             sum(file.bytes for file in manifest.files),
             count(manifest.spec).total,
             _describe(backend),
             getattr(getattr(backend, "cpu", None), "threads", config.backend.threads),
+            getattr(backend, "activations", None),
             config.kv.dtype,
         )
 

@@ -6,27 +6,32 @@ No assertion depends on how fast this machine is.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_model import VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
 from strata.core import Batch, Sequence
+from strata.engine.bench import runs
 from strata.engine.bench.figures import (
     Case,
+    Limits,
     OpTimes,
     OpTotal,
     Result,
     Run,
     Spread,
+    head_macs,
     macs_per_token,
     op_figures,
     plan_cases,
 )
 from strata.engine.bench.ops import OpTimer
-from strata.engine.bench.runs import Bench, RandomTokens, tokens_needed
+from strata.engine.bench.runs import Bench, RandomTokens, limits_probe, tokens_needed
 from strata.engine.engine import Engine, EngineOptions
 from strata.engine.load import make_backend
+from strata.hardware.bandwidth import ReadBandwidth
 from strata.model.decoder import Decoder
 from strata.plan.spec import ModelSpec
 
@@ -62,33 +67,42 @@ def test_cases_of_the_command_line() -> None:
 
 
 def test_rates_are_quotients() -> None:
-    run = Run(tokens=10, seconds=2.0, bytes=6e9, macs=8, before=5e9, after=7e9)
+    run = Run(10, 2.0, bytes=6e9, macs=8, before=Limits(5e9, 30.0), after=Limits(7e9, 10.0))
     assert (run.tokens_per_second, run.bytes_per_second, run.macs_per_second) == (5.0, 3e9, 4.0)
-    assert (run.bandwidth, run.share, run.share_of(1.5e9)) == (6e9, 0.5, 0.25)
-    blind = replace(run, after=None)
-    assert (blind.bandwidth, blind.share) == (None, None)
+    assert (run.bandwidth, run.share) == (6e9, 0.5)
+    assert (run.int8_peak, run.peak_share) == (20.0, 0.2)
+    blind = replace(run, after=Limits())
+    assert (blind.bandwidth, blind.share, blind.int8_peak, blind.peak_share) == (None,) * 4
 
 
 def test_spread_is_median_and_extremes_of_each_runs_own_figure() -> None:
     """The share is that of each run beside its own probe, not a median speed beside a median probe."""
-    runs = tuple(Run(1, s, 1.0, 0, p, p) for s, p in ((1.0, 2.0), (2.0, 10.0), (4.0, 0.5)))
+    runs = tuple(Run(1, s, 1.0, 0, Limits(p), Limits(p)) for s, p in ((1.0, 2.0), (2.0, 10.0), (4.0, 0.5)))
     result = Result(Case("decode", 1), runs)
     assert result.spread(lambda run: run.tokens_per_second) == Spread(0.5, 0.25, 1.0)
     assert result.spread(lambda run: run.share) == Spread(0.5, 0.05, 0.5)
-    unknown = Result(result.case, (*runs, replace(runs[0], before=None)))
+    unknown = Result(result.case, (*runs, replace(runs[0], before=Limits())))
     assert unknown.spread(lambda run: run.share) is None
 
 
 def test_op_figures_are_medians_over_runs() -> None:
-    def run(seconds: float) -> Run:
-        ops = (OpTotal("linear", "a", 4, seconds, 80, 16), OpTotal("route", "", 2, 9.0, 0, 0))
-        return Run(2, 20.0, 80, 0, 40.0, 40.0, OpTimes(2, ops, rest=1.0, native=None))
+    def run(seconds: float, limits: Limits) -> Run:
+        ops = (
+            OpTotal("linear", "a", 4, seconds, 80, 16, quantized=True),
+            OpTotal("route", "", 2, 9.0, 0, 9),
+        )
+        return Run(2, 20.0, 80, 0, limits, limits, OpTimes(2, ops, rest=1.0, native=None))
 
-    figures = op_figures(Result(Case("decode", 2), (run(4.0), run(2.0), run(1.0))))
+    known = Limits(40.0, 32.0)
+    figures = op_figures(Result(Case("decode", 2), tuple(run(s, known) for s in (4.0, 2.0, 1.0))))
     assert [op.name for op in figures] == ["route", "linear"]  # the most expensive first
-    linear = figures[1]
+    route, linear = figures
     assert (linear.calls_per_step, linear.seconds_per_call, linear.seconds_per_step) == (2, 0.5, 1.0)
-    assert (linear.bytes_per_second, linear.share, linear.macs_per_second) == (40.0, 1.0, 8.0)
+    assert (linear.bytes_per_second, linear.share) == (40.0, 1.0)
+    assert (linear.macs_per_second, linear.peak_share) == (8.0, 0.25)
+    assert route.peak_share is None  # it computes in f32
+    half = op_figures(Result(Case("decode", 2), (run(4.0, known), run(2.0, Limits(40.0)))))[1]
+    assert (half.share, half.peak_share) == (0.75, None)
 
 
 def test_macs_are_those_of_the_matrices() -> None:
@@ -96,6 +110,7 @@ def test_macs_are_those_of_the_matrices() -> None:
     attention = 32 * (4 + 2 * 2) * 16 + 4 * 16 * 32
     expected = 2 * attention + 3 * 32 * 24 + 8 * 32 + 2 * 3 * 32 * 16
     assert macs_per_token(moe_spec()) == expected
+    assert head_macs(moe_spec()) == VOCAB * 32
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -103,16 +118,19 @@ def test_a_run_by_a_clock_that_ticks_once(name: str) -> None:
     """A run reads the clock twice, so it takes one second: rates are then plain counts."""
     engine = make_engine(SPECS[name])
     probes = iter(range(1, 100))
-    bench = Bench(engine, lambda: float(next(probes)), clock=Clock())
+    bench = Bench(engine, lambda: Limits(float(next(probes)), 7.0), clock=Clock())
     prefill = bench.measure(Case("prefill", 40), 2)
     decode = bench.measure(Case("decode", 5, depth=20, streams=3), 2)
     assert [(run.tokens, run.seconds) for run in prefill.runs] == [(40, 1.0)] * 2
     assert [(run.tokens, run.seconds) for run in decode.runs] == [(15, 1.0)] * 2
-    assert [(run.before, run.after) for run in (*prefill.runs, *decode.runs)] == [
+    assert [(run.before.bandwidth, run.after.bandwidth) for run in (*prefill.runs, *decode.runs)] == [
         *((1, 2), (2, 3)),  # a run's last probe is the next one's first: both stand right beside it
         *((4, 5), (5, 6)),
     ]
-    assert prefill.runs[0].macs == 40 * macs_per_token(SPECS[name])
+    token, head = macs_per_token(SPECS[name]), head_macs(SPECS[name])
+    assert prefill.runs[0].macs == 40 * token + head
+    assert decode.runs[0].macs == 15 * (token + head)
+    assert decode.runs[0].peak_share == decode.runs[0].macs / 7.0
     assert not engine.busy
     engine.check_integrity()
 
@@ -120,7 +138,7 @@ def test_a_run_by_a_clock_that_ticks_once(name: str) -> None:
 def test_bytes_are_the_engines_account() -> None:
     """Five steps of one stream: the shared weights five times, two experts a step, KV from depth 10 on."""
     engine = make_engine(moe_spec())
-    run = Bench(engine, lambda: None, clock=Clock()).measure(Case("decode", 5, depth=9), 1).runs[0]
+    run = Bench(engine, Limits, clock=Clock()).measure(Case("decode", 5, depth=9), 1).runs[0]
     decoder, kv = engine.decoder, engine.kv
     tokens = sum(range(11, 16))
     expected = 5 * (decoder.shared_bytes + 2 * decoder.expert_bytes[1])
@@ -132,7 +150,7 @@ def test_every_repetition_starts_at_the_same_depth() -> None:
     seen: list[list[int]] = []
     run = engine.executor.run
     engine.executor.run = lambda works: seen.append([work.start for work in works]) or run(works)  # type: ignore
-    Bench(engine, lambda: None).measure(Case("decode", 2, depth=20, streams=2), 3)
+    Bench(engine, Limits).measure(Case("decode", 2, depth=20, streams=2), 3)
     assert seen[-6:] == [[21, 21], [22, 22]] * 3
 
 
@@ -144,7 +162,7 @@ def test_streams_are_fed_different_tokens() -> None:
     engine.decoder.forward = lambda batch, cache: (  # type: ignore[method-assign]
         batches.append(batch.token_ids.tolist()) or forward(batch, cache)
     )
-    Bench(engine, lambda: None).measure(Case("decode", 20, streams=4), 1)
+    Bench(engine, Limits).measure(Case("decode", 20, streams=4), 1)
     assert all(len(set(batch)) > 1 for batch in batches)
     by_stream = list(zip(*batches[-20:], strict=True))
     assert len(set(by_stream)) == 4
@@ -177,7 +195,7 @@ def test_the_room_a_case_asks_for_is_enough(case: Case) -> None:
     rows: list[int] = []
     run = engine.executor.run
     engine.executor.run = lambda works: rows.append(sum(w.count for w in works)) or run(works)  # type: ignore
-    Bench(engine, lambda: None).measure(case, 2)
+    Bench(engine, Limits).measure(case, 2)
     if case.kind == "decode":  # every stream takes part in every step
         assert rows[-2 * case.tokens :] == [case.streams] * 2 * case.tokens
     else:
@@ -190,13 +208,15 @@ def test_op_timer_counts_every_op_and_all_bytes(name: str) -> None:
     """The ops' bytes of weights and KV are the engine's own, apart from plain vectors that no op counts."""
     timer = OpTimer()
     engine = make_engine(SPECS[name], timer)
-    run = Bench(engine, lambda: None, timer=timer).measure(Case("decode", 4, depth=3), 1).runs[0]
+    run = Bench(engine, Limits, timer=timer).measure(Case("decode", 4, depth=3), 1).runs[0]
     assert run.ops is not None and run.ops.steps == 4
     found = {(op.name, op.shape): op for op in run.ops.ops}
     layers = SPECS[name].layers
     assert sum(op.calls for op in run.ops.ops if op.name == "attention") == 4 * layers
     assert sum(op.calls for op in run.ops.ops if op.name == "experts") == 4 * (layers - 1)
     assert found["add_rms_norm", "32"].calls == 4 * 2 * layers
+    assert {op.name for op in run.ops.ops if op.quantized} >= {"linear", "experts"}
+    assert not any(op.quantized for op in run.ops.ops if op.name in ("attention", "plain_linear", "route"))
     # The embedding's row is in the ops' bytes and not in the engine's; norms and biases the other way round.
     counted = sum(op.bytes for op in run.ops.ops if op.name != "embedding")
     assert 0.9 * run.bytes < counted <= run.bytes
@@ -206,7 +226,7 @@ def test_op_timer_counts_every_op_and_all_bytes(name: str) -> None:
 
 def test_op_timer_forgets_what_came_before_the_run() -> None:
     timer = OpTimer()
-    bench = Bench(make_engine(moe_spec(), timer), lambda: None, timer=timer)
+    bench = Bench(make_engine(moe_spec(), timer), Limits, timer=timer)
     bench.warm_up(30)
     first, second = bench.measure(Case("prefill", 30), 2).runs
     assert first.ops is not None and second.ops is not None
@@ -229,3 +249,22 @@ def test_attention_costs_follow_the_window() -> None:
     token_bytes = 2 * 2 * 16 * 2
     assert (windowed.bytes, windowed.macs) == (7 * token_bytes, 15 * 4 * 32)
     assert (full.bytes, full.macs) == (7 * token_bytes, (5 + 6 + 7) * 4 * 32)
+
+
+@pytest.mark.parametrize(
+    ("backend", "activations", "expected"),
+    [
+        ("cpu", "int8", Limits(2e9, 3e9)),
+        ("cpu", "f32", Limits(2e9, None)),
+        ("reference", "f32", Limits(None, None)),
+    ],
+)
+def test_limits_are_those_of_what_computes(
+    backend: Any, activations: Any, expected: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no int8 peak beside arithmetic in f32, and no figure at all of torch's threads."""
+    monkeypatch.setattr(runs, "read_bandwidth", lambda cpu, seconds: ReadBandwidth(1e9, 1e9 * cpu.threads, 1))
+    monkeypatch.setattr(runs, "int8_peak", lambda cpu: 1.5e9 * cpu.threads)
+    made = make_backend(backend, 2, activations)
+    assert limits_probe(made)() == expected
+    assert limits_probe(OpTimer().wrap(made))() == expected

@@ -20,12 +20,13 @@ TESTS = ["pp8", "tg2", "tg2 x 2", "tg2 @ d16"]
 
 
 @pytest.fixture(autouse=True)
-def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real probe reads a gigabyte, which proves nothing here."""
+def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real ones read a gigabyte and compute for 50 ms, which proves nothing here."""
     monkeypatch.setattr(
         "strata.engine.bench.runs.read_bandwidth",
         lambda cpu, seconds: type("Fixed", (), {"best": 1e9 * cpu.threads})(),
     )
+    monkeypatch.setattr("strata.engine.bench.runs.int8_peak", lambda cpu: 4e9 * cpu.threads)
 
 
 def bench(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -48,10 +49,25 @@ def test_markdown(capfd: Any, store: Path) -> None:
     rows = [dict(zip(names, cells(line), strict=True)) for line in lines]
     assert [row["test"] for row in rows] == TESTS
     for row in rows:
-        assert float(row["t/s"]) > 0 and row["memory GB/s"] == "2.0" and row["share"].endswith("%")
+        assert float(row["t/s"]) > 0
+        assert float(row["GB/s"]) >= 0 and row["memory"] == "2.0" and row["of memory"].endswith(" %")
+        assert float(row["GMAC/s"]) >= 0 and row["int8 peak"] == "8.0" and row["of peak"].endswith(" %")
         low, high = map(float, row["min - max"].split(" - "))
         assert low <= float(row["t/s"]) <= high
-        assert (row["GMAC/s"] != "-") == row["test"].startswith("pp")
+
+
+def test_f32_arithmetic_is_not_put_beside_the_int8_peak(capfd: Any, store: Path) -> None:
+    f32 = ("--set", "backend.activations=f32", "-p", "4", "-n", "1", "-d", "0", "-s", "1", "-r", "1")
+    code, out, _ = bench(capfd, store, *f32)
+    head, _, *lines = out.splitlines()
+    rows = [dict(zip(cells(head), cells(line), strict=True)) for line in lines]
+    assert code == 0 and [(row["int8 peak"], row["of peak"]) for row in rows] == [("-", "-")] * 2
+    code, out, _ = bench(capfd, store, *f32, "--json")
+    found = json.loads(out)
+    assert found["subject"]["activations"] == "f32"
+    assert all(result["peak_share"] is None and result["macs_per_second"] for result in found["results"])
+    code, out, _ = bench(capfd, store, *f32, "--csv")
+    assert code == 0 and all(row["peak_share"] == "" for row in csv.DictReader(io.StringIO(out)))
 
 
 def test_json_and_csv_agree_in_structure(capfd: Any, store: Path) -> None:
@@ -64,6 +80,8 @@ def test_json_and_csv_agree_in_structure(capfd: Any, store: Path) -> None:
         run = result["runs"][0]
         assert run["tokens_per_second"] == pytest.approx(run["tokens"] / run["seconds"])
         assert run["share"] == pytest.approx(run["bytes"] / run["seconds"] / 2e9)
+        assert run["peak_share"] == pytest.approx(run["macs"] / run["seconds"] / 8e9)
+        assert result["int8_peak"]["median"] == 8e9 and run["after"] == {"bandwidth": 2e9, "int8_peak": 8e9}
     code, out, _ = bench(capfd, store, *SMALL, "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and [row["test"] for row in rows] == TESTS
@@ -71,7 +89,7 @@ def test_json_and_csv_agree_in_structure(capfd: Any, store: Path) -> None:
         ("2", "0", "1"),
         ("2", "0", "2"),
     ]
-    assert all(float(row["share"]) > 0 for row in rows)
+    assert all(float(row["share"]) > 0 and float(row["peak_share"]) > 0 for row in rows)
 
 
 def test_ops(capfd: Any, store: Path) -> None:
@@ -86,6 +104,7 @@ def test_ops(capfd: Any, store: Path) -> None:
     (result,) = json.loads(out)["results"]
     assert 0 < result["step"]["outside_native"]["median"] < 1
     assert any("head" in op["shape"] and op["macs_per_second"] > 0 for op in result["ops"])
+    assert {op["name"] for op in result["ops"] if op["peak_share"]} == {"linear", "experts"}
 
 
 def test_cases_beyond_the_context_are_left_out(capfd: Any, store: Path) -> None:

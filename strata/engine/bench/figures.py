@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -29,8 +29,22 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the same threads can do right now: bytes/s that they read from memory, multiply-adds/s in int8.
+
+    None: unknown; for int8_peak also where activations are f32, which has another peak.
+    """
+
+    bandwidth: float | None = None
+    int8_peak: float | None = None
+
+
+@dataclass(frozen=True)
 class OpTotal:
-    """One op with one shape during a run. bytes: of weights and KV; macs: multiply-adds of its matrices."""
+    """One op with one shape during a run. bytes: of weights and KV; macs: multiply-adds of its matrices.
+
+    quantized: whether its weights are integers, so that int8 is what it computes in.
+    """
 
     name: str
     shape: str
@@ -38,6 +52,7 @@ class OpTotal:
     seconds: float
     bytes: int
     macs: int
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,17 +73,15 @@ class OpTimes:
 
 @dataclass(frozen=True)
 class Run:
-    """One repetition. bytes: of weights and KV read, by the engine's account; macs: multiply-adds.
-
-    before, after: bytes/s that the same threads read from memory just before and after; None = unknown.
-    """
+    """One repetition. bytes: of weights and KV read, by the engine's account; macs: multiply-adds of the
+    weight matrices. before, after: the machine's limits just before and after."""
 
     tokens: int
     seconds: float
     bytes: float
     macs: int
-    before: float | None
-    after: float | None
+    before: Limits
+    after: Limits
     ops: OpTimes | None = None
 
     @property
@@ -89,16 +102,30 @@ class Run:
     @property
     def bandwidth(self) -> float | None:
         """Bytes/s of the memory around this run."""
-        return None if self.before is None or self.after is None else (self.before + self.after) / 2
+        return _mean(self.before.bandwidth, self.after.bandwidth)
 
-    def share_of(self, bytes_per_second: float) -> float | None:
-        """A speed as a part of this run's bandwidth."""
-        return bytes_per_second / self.bandwidth if self.bandwidth else None
+    @property
+    def int8_peak(self) -> float | None:
+        """Multiply-adds/s of the processor around this run."""
+        return _mean(self.before.int8_peak, self.after.int8_peak)
 
     @property
     def share(self) -> float | None:
         """bytes_per_second as a part of the bandwidth."""
-        return self.share_of(self.bytes_per_second)
+        return _part(self.bytes_per_second, self.bandwidth)
+
+    @property
+    def peak_share(self) -> float | None:
+        """macs_per_second as a part of the int8 peak."""
+        return _part(self.macs_per_second, self.int8_peak)
+
+
+def _mean(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else (before + after) / 2
+
+
+def _part(speed: float, limit: float | None) -> float | None:
+    return speed / limit if limit else None
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,10 @@ class Result:
 
 @dataclass(frozen=True)
 class OpFigures:
-    """One op and shape over the repetitions: medians per run. share: of the bandwidth around each run."""
+    """One op and shape over the repetitions: medians per run.
+
+    share: of the bandwidth around each run; peak_share: of the int8 peak, None for ops that compute in f32.
+    """
 
     name: str
     shape: str
@@ -137,6 +167,7 @@ class OpFigures:
     bytes_per_second: float
     share: float | None
     macs_per_second: float
+    peak_share: float | None
 
 
 def op_figures(result: Result) -> list[OpFigures]:
@@ -151,8 +182,6 @@ def op_figures(result: Result) -> list[OpFigures]:
 
 
 def _op_figures(name: str, shape: str, seen: list[tuple[Run, OpTimes, OpTotal]]) -> OpFigures:
-    shares = [run.share_of(op.bytes / op.seconds) for run, _, op in seen]
-    known = [share for share in shares if share is not None]
     return OpFigures(
         name,
         shape,
@@ -160,19 +189,34 @@ def _op_figures(name: str, shape: str, seen: list[tuple[Run, OpTimes, OpTotal]])
         seconds_per_call=median(op.seconds / op.calls for _, _, op in seen),
         seconds_per_step=median(op.seconds / times.steps for _, times, op in seen),
         bytes_per_second=median(op.bytes / op.seconds for _, _, op in seen),
-        share=median(known) if len(known) == len(seen) else None,
+        share=_median(_part(op.bytes / op.seconds, run.bandwidth) for run, _, op in seen),
         macs_per_second=median(op.macs / op.seconds for _, _, op in seen),
+        peak_share=_median(
+            _part(op.macs / op.seconds, run.int8_peak) if op.quantized else None for run, _, op in seen
+        ),
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """None where a run does not have the figure."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return median(known) if len(known) == len(found) else None
 
 
 def macs_per_token(spec: ModelSpec) -> int:
     """Multiply-adds of one token in the weight matrices of all layers.
 
-    The head is not in it (a prompt needs it once), nor what attention computes between queries and keys.
+    The head is not in it (see head_macs), nor what attention computes between queries and keys.
     """
     parts = count(spec)
     always = parts.attention + parts.dense + parts.routers + parts.shared_experts
     return always + parts.moe_layers * parts.top_k * parts.per_expert
+
+
+def head_macs(spec: ModelSpec) -> int:
+    """Multiply-adds of one row of logits: a prompt needs one, decoding one for each token."""
+    return spec.vocab * spec.hidden
 
 
 def plan_cases(prompts: list[int], generate: list[int], depths: list[int], streams: list[int]) -> list[Case]:

@@ -23,11 +23,15 @@ _OPS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call of an op reads of weights and KV, and its multiply-adds; shape: for people."""
+    """What one call of an op reads of weights and KV, and its multiply-adds; shape: for people.
+
+    quantized: its weights are integers.
+    """
 
     shape: str = ""
     bytes: int = 0
     macs: int = 0
+    quantized: bool = False
 
 
 @dataclass
@@ -36,6 +40,7 @@ class _Sum:
     seconds: float = 0.0
     bytes: int = 0
     macs: int = 0
+    quantized: bool = False
 
 
 @dataclass
@@ -64,7 +69,7 @@ class OpTimer:
     def stop(self, steps: int, seconds: float) -> OpTimes:
         """The ops since `start`, which took `seconds` of wall time with all that is between them."""
         ops = [
-            OpTotal(name, shape, s.calls, s.seconds, s.bytes, s.macs)
+            OpTotal(name, shape, s.calls, s.seconds, s.bytes, s.macs, s.quantized)
             for (name, shape), s in self.sums.items()
         ]
         rest = seconds - self.own - sum(op.seconds for op in ops)
@@ -77,6 +82,7 @@ class OpTimer:
         found.seconds += seconds
         found.bytes += cost.bytes
         found.macs += cost.macs
+        found.quantized = cost.quantized
 
 
 class _TimedExtension:
@@ -160,7 +166,7 @@ class _Costs:
     def linear(self, x: Any, weight: Weight, bias: Any = None) -> Cost:
         tensor, _ = self.tensors[id(weight)]
         shape = tensor.shape
-        return Cost(_part(tensor), shape.nbytes, len(x) * shape.rows * shape.cols)
+        return Cost(_part(tensor), shape.nbytes, len(x) * shape.rows * shape.cols, _quantized(shape))
 
     def head_linear(self, x: Any, weight: Weight, heads: int) -> Cost:
         return self.linear(x, weight)
@@ -187,14 +193,15 @@ class _Costs:
         both = [self.tensors[id(handle)][0].shape for handle in (gate_up, down)]
         macs = len(x) * 3 * width * both[1].rows
         label = f"{_formats(*both)} {both[0].cols} x {width}"
-        return Cost(label, sum(shape.nbytes for shape in both), macs)
+        return Cost(label, sum(shape.nbytes for shape in both), macs, _quantized(*both))
 
     def experts(self, x: Any, ids: Any, weights: Any, bank: ExpertBank, gating: Gating) -> Cost:
         layout = bank.layout
         used = int(np.count_nonzero(np.bincount(ids.ravel())))
-        label = f"{_formats(layout.gate_up, layout.down)} {layout.hidden} x {layout.width}"
+        both = layout.gate_up, layout.down
+        label = f"{_formats(*both)} {layout.hidden} x {layout.width}, top {ids.shape[1]}"
         macs = ids.size * 3 * layout.hidden * layout.width
-        return Cost(f"{label}, top {ids.shape[1]}", used * layout.payload_bytes, macs)
+        return Cost(label, used * layout.payload_bytes, macs, _quantized(*both))
 
     def attention(self, q: Any, k: Any, v: Any, cache: Any, batch: Batch, call: AttentionCall) -> Cost:
         kv = self.kv
@@ -228,3 +235,7 @@ def _part(tensor: PackedTensor) -> str:
 
 def _formats(*shapes: PackedShape) -> str:
     return "+".join(dict.fromkeys(shape.format.name for shape in shapes))
+
+
+def _quantized(*shapes: PackedShape) -> bool:
+    return all(shape.format.values not in ("bf16", "f16") for shape in shapes)

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from strata.backends.base import Backend
 from strata.core import Request, SamplingParams
-from strata.engine.bench.figures import Case, Result, Run, macs_per_token
+from strata.engine.bench.figures import Case, Limits, Result, Run, head_macs, macs_per_token
 from strata.engine.bench.ops import OpTimer
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.hardware.bandwidth import read_bandwidth
+from strata.hardware.int8_peak import int8_peak
 
-Probe = Callable[[], float | None]
+Probe = Callable[[], Limits]
 PROBE_SECONDS = 0.1
 """Of reading, after touching the buffer: a few passes, of which the best counts."""
 
@@ -41,10 +42,14 @@ class RandomTokens(Sampler):
         return int(self._uniform() * self.valid_tokens)
 
 
-def memory_probe(backend: Backend, seconds: float = PROBE_SECONDS) -> Probe:
-    """Bytes/s that the backend's own threads can read now; None from backends without such threads."""
+def limits_probe(backend: Backend) -> Probe:
+    """What the backend's own threads can do now; nothing is known of backends without such threads."""
     cpu: Any = getattr(backend, "cpu", None)
-    return lambda: None if cpu is None else read_bandwidth(cpu, seconds).best
+    if cpu is None:
+        return Limits
+    if getattr(backend, "activations", None) != "int8":
+        return lambda: Limits(read_bandwidth(cpu, PROBE_SECONDS).best)
+    return lambda: Limits(read_bandwidth(cpu, PROBE_SECONDS).best, int8_peak(cpu))
 
 
 def tokens_needed(case: Case, chunk: int) -> int:
@@ -86,7 +91,8 @@ class Bench:
         self._clock = clock
         self._random = np.random.default_rng(seed)
         self._started = 0
-        self._macs = macs_per_token(engine.decoder.spec)
+        self._token_macs = macs_per_token(engine.decoder.spec)
+        self._head_macs = head_macs(engine.decoder.spec)
 
     def warm_up(self, tokens: int) -> None:
         """Compute one prompt that does not count: weights come from disk, threads start, scratch grows."""
@@ -101,7 +107,7 @@ class Bench:
         runs, before = [], self._probe()
         for _ in range(repeats):
             request = self._request(case.tokens, 1)
-            run = self._timed(partial(self._prefill, request), case.tokens, before)
+            run = self._timed(partial(self._prefill, request), case.tokens, 1, before)
             runs.append(run)
             before = run.after
         return runs
@@ -114,10 +120,11 @@ class Bench:
             while not all(request.generated for request in requests):
                 self.engine.step()
             runs, before = [], self._probe()
+            tokens = case.tokens * case.streams
             for _ in range(repeats):
                 for request in requests:
                     _rewind(request)
-                run = self._timed(partial(self._steps, case.tokens), case.tokens * case.streams, before)
+                run = self._timed(partial(self._steps, case.tokens), tokens, tokens, before)
                 runs.append(run)
                 before = run.after
             return runs
@@ -125,7 +132,7 @@ class Bench:
             for request in requests:
                 self.engine.abort(request.request_id)
 
-    def _timed(self, work: Callable[[], int], tokens: int, before: float | None) -> Run:
+    def _timed(self, work: Callable[[], int], tokens: int, logit_rows: int, before: Limits) -> Run:
         """Time `work`, which returns the number of its steps."""
         total = self.engine.metrics.total
         read = total.prefill.bytes + total.decode.bytes
@@ -136,7 +143,8 @@ class Bench:
         seconds = self._clock() - begin
         ops = self._timer.stop(steps, seconds) if self._timer else None
         read = total.prefill.bytes + total.decode.bytes - read
-        return Run(tokens, seconds, read, tokens * self._macs, before, self._probe(), ops)
+        macs = tokens * self._token_macs + logit_rows * self._head_macs
+        return Run(tokens, seconds, read, macs, before, self._probe(), ops)
 
     def _prefill(self, request: Request) -> int:
         steps = 0

@@ -1,4 +1,4 @@
-"""`strata bench`: tokens per second, each beside the speed of the memory measured around it."""
+"""`strata bench`: tokens per second beside the limits of memory and processor, measured around each run."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def command(
 
     Options take comma-separated numbers, as llama-bench's do. Every -n runs at each depth, and with each
     number of streams at the first depth. Speeds are medians with minimum and maximum. GB/s: weights and KV
-    read; memory GB/s: what the same threads read just before and after each run; share: of the one in the
-    other. GMAC/s: multiply-adds of the weight matrices.
+    read; memory: what the same threads read just before and after each run. GMAC/s: multiply-adds of the
+    weight matrices; int8 peak: what the same threads can do at most, measured just as well.
 
     Tokens are random and differ between streams: with the same token in every stream all would use the
     same experts, and several streams would look far cheaper than real ones are.
