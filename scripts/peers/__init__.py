@@ -1,0 +1,1 @@
+"""Parts of `scripts/compare_peers.py`: building the peers, the models, runs, ratios and their tables."""

@@ -1,0 +1,136 @@
+"""Runs both engines in turns, probes the memory around every run, and reads what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers.figures import Pair, Sample
+from peers.workloads import Peer, Workload, strata_command
+from strata.backends.isa import ENV, NAMES, choose_isa, extension
+from strata.errors import StrataError
+from strata.hardware.bandwidth import read_bandwidth
+from strata.hardware.cpu import choose_cpus
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE_SECONDS = 0.3
+_SHOWN = 2000
+
+Speed = tuple[float, float | None]
+"""Tokens/s, and the share of the bandwidth where the engine says one."""
+
+
+class RunError(StrataError):
+    """An engine failed or printed something else than figures."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The same weights for both engines. notes: what the conversion said."""
+
+    gguf: Path
+    store: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Runner:
+    """prefix: words before either engine's command, e.g. ("chrt", "-f", "1")."""
+
+    threads: int
+    repeats: int
+    prefix: tuple[str, ...] = ()
+    timeout: float = 3600.0
+
+    def pair(self, peer: Peer, work: Workload, model: Model) -> Pair:
+        """The peer, then Strata; a probe before, between and after."""
+        before = probe(self.threads)
+        command = peer.command(work, model.gguf, self.threads, self.repeats)
+        theirs = self._run(command, {}, batched_speed if work.streams > 1 else llama_speed)
+        between = probe(self.threads)
+        command = strata_command(work, model.store, self.threads, self.repeats)
+        isa = {ENV: peer.isa} if peer.isa in NAMES else {}
+        ours = self._run(command, isa, strata_speed)
+        after = probe(self.threads)
+        return Pair(Sample(theirs[0], before, between), Sample(ours[0], between, after, ours[1]))
+
+    def _run(self, command: Sequence[str], extra: Mapping[str, str], read: Callable[[str], Speed]) -> Speed:
+        full = [*self.prefix, *command]
+        environment = {key: value for key, value in os.environ.items() if key != ENV} | dict(extra)
+        try:
+            done = subprocess.run(
+                full, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=self.timeout
+            )
+        except FileNotFoundError as error:
+            raise RunError(f"there is no program {full[0]}") from error
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"{' '.join(full)}: no end after {self.timeout:.0f} s") from error
+        if done.returncode:
+            raise failed(full, done.returncode, done.stderr)
+        try:
+            return read(done.stdout)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            cause = f"{' '.join(full)} printed no figures ({error}):\n{done.stdout[-_SHOWN:]}"
+            raise RunError(cause) from error
+
+
+def failed(command: Sequence[str], status: int, stderr: str) -> RunError:
+    """The error for a command's exit status; negative: the signal that ended it."""
+    how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
+    remedy = ""
+    if -status in (signal.SIGILL, signal.SIGSEGV):
+        remedy = (
+            "the processor may not have what the program was built for (virtual machines announce AMX and do "
+            "not grant it): --isa avx2,avx512"
+        )
+    return RunError(f"{' '.join(command)} {how}:\n{stderr[-_SHOWN:]}", remedy=remedy)
+
+
+def probe(threads: int) -> float:
+    """Bytes/s that `threads` of ours read from memory now. The threads are gone when it returns: an engine
+    that runs next must not share the cores with them."""
+    chosen, native = choose_cpus(threads), extension()
+    cpu = native.Cpu(list(chosen.cpus), choose_isa(native.features()), chosen.bind)
+    return read_bandwidth(cpu, PROBE_SECONDS).best
+
+
+def llama_speed(text: str) -> Speed:
+    """Of `llama-bench -o json`: the median of its repetitions."""
+    (entry,) = json.loads(text)
+    return statistics.median(positive(value) for value in entry["samples_ts"]), None
+
+
+def batched_speed(text: str) -> Speed:
+    """Of `llama-batched-bench --output-format jsonl`: the median over its lines, all streams together."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ValueError("no line of JSON")
+    return statistics.median(positive(line["speed_tg"]) for line in lines), None
+
+
+def strata_speed(text: str) -> Speed:
+    """Of `strata bench --json`: the median of its repetitions."""
+    (result,) = json.loads(text)["results"]
+    share = result["share"]
+    return positive(result["tokens_per_second"]["median"]), share["median"] if share else None
+
+
+def positive(value: Any) -> float:
+    """A speed. ValueError for zero, infinity and what is no number."""
+    speed = float(value)
+    if not 0 < speed < float("inf"):
+        raise ValueError(f"a speed of {value}")
+    return speed
+
+
+def progress(text: str) -> None:
+    """For the person who waits."""
+    print(text, file=sys.stderr, flush=True)

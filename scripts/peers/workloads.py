@@ -1,0 +1,102 @@
+"""What is compared: the rows of the table, and the command line that measures each in either engine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+_PROMPT = 1
+"""Tokens before each stream's answer at depth 0: what `strata bench` takes."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row. kv: "half" is f16 in llama.cpp and bf16 in Strata, "int8" is q8_0 and int8.
+
+    targets: ratios to reach, per peer in the fast and in the slow state of the memory.
+    """
+
+    model: Literal["moe", "smollm2"]
+    kind: Literal["prefill", "decode"]
+    tokens: int
+    depth: int = 0
+    streams: int = 1
+    kv: Literal["half", "int8"] = "half"
+    targets: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
+
+    @property
+    def label(self) -> str:
+        """For people, unique: "moe decode x 4", "moe decode @ 4096 int8"."""
+        name = f"{self.model} {self.kind}"
+        name += f" {self.tokens}" if self.kind == "prefill" else ""
+        name += f" x {self.streams}" if self.kind == "decode" else ""
+        return name + (f" @ {self.depth} {self.kv}" if self.depth else "")
+
+
+LLAMA, IK = "llama.cpp", "ik_llama.cpp"
+
+
+def workloads(generate: int) -> list[Workload]:
+    """All rows; generate: tokens of a decode run. The targets are those of the performance issue."""
+    prefill = {LLAMA: (2.8, 2.8), IK: (1.5, 1.5)}
+    deep = {LLAMA: (4.0, 4.0), IK: (1.5, 1.5)}
+    streams = {
+        1: {LLAMA: (2.0, 1.4), IK: (1.4, 1.25)},
+        4: {LLAMA: (2.3, 1.6), IK: (1.7, 1.25)},
+        16: {LLAMA: (2.5, 2.0), IK: (1.9, 1.5)},
+    }
+    rows = [Workload("moe", "prefill", tokens, targets=prefill) for tokens in (512, 2048)]
+    rows += [Workload("moe", "decode", generate, 0, count, targets=t) for count, t in streams.items()]
+    rows.append(Workload("moe", "decode", generate, 4096))
+    rows.append(Workload("moe", "decode", generate, 4096, kv="int8", targets=deep))
+    small = {LLAMA: (2.5, 2.5), IK: (1.2, 1.2)}, {LLAMA: (1.6, 1.6), IK: (1.3, 1.3)}
+    rows.append(Workload("smollm2", "prefill", 512, targets=small[0]))
+    rows.append(Workload("smollm2", "decode", 2 * generate, targets=small[1]))
+    return rows
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A llama-bench, and the llama-batched-bench beside it if several streams are to be measured.
+
+    isa: one of build.VARIANTS; Strata is held to it, too. extra: options of every llama-bench call.
+    """
+
+    name: str
+    isa: str
+    bench: Path
+    batched: Path | None = None
+    extra: tuple[str, ...] = ()
+
+    def can(self, work: Workload) -> bool:
+        """Whether there is a program for it."""
+        return work.streams == 1 or self.batched is not None
+
+    def command(self, work: Workload, model: Path, threads: int, repeats: int) -> list[str]:
+        """The call that measures `work` `repeats` times and prints JSON."""
+        shared = ["-m", str(model), "-t", str(threads)]
+        if work.kv == "int8":
+            shared += ["-ctk", "q8_0", "-ctv", "q8_0", "-fa", "1"]
+        if work.streams > 1:
+            return [str(self.batched), *shared, *_batched(work, repeats)]
+        sizes = (work.tokens, 0) if work.kind == "prefill" else (0, work.tokens)
+        tests = ["-p", str(sizes[0]), "-n", str(sizes[1]), "-d", str(work.depth), "-r", str(repeats)]
+        return [str(self.bench), *shared, *tests, "-o", "json", *self.extra]
+
+
+def _batched(work: Workload, repeats: int) -> list[str]:
+    """Every stream has a cache of its own, a multiple of 256 tokens long."""
+    each = -(-(_PROMPT + work.tokens) // 256) * 256
+    sizes = ["-npp", str(_PROMPT), "-ntg", str(work.tokens), "-npl", ",".join([str(work.streams)] * repeats)]
+    return [*sizes, "-c", str(each * work.streams), "--output-format", "jsonl"]
+
+
+def strata_command(work: Workload, store: Path, threads: int, repeats: int) -> list[str]:
+    """The `strata bench` call for it."""
+    command = [sys.executable, "-m", "strata", "bench", str(store), "--json", "-t", str(threads)]
+    sizes = (work.tokens, 0) if work.kind == "prefill" else (0, work.tokens)
+    command += ["-p", str(sizes[0]), "-n", str(sizes[1]), "-d", str(work.depth), "-s", str(work.streams)]
+    command += ["-r", str(repeats), "--set", f"kv.dtype={'int8' if work.kv == 'int8' else 'bf16'}"]
+    return command
