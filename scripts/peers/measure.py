@@ -8,8 +8,10 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from strata.hardware.cpu import choose_cpus
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_SECONDS = 0.3
 _SHOWN = 2000
+_TABLE_COLUMNS, _TABLE_SPEED = 10, 7
+"""Of llama-batched-bench's table: PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S; seconds and tokens/s."""
 
 Speed = tuple[float, float | None]
 """Tokens/s, and the share of the bandwidth where the engine says one."""
@@ -54,7 +58,8 @@ class Runner:
         """The peer, then Strata; a probe before, between and after."""
         before = probe(self.threads)
         command = peer.command(work, model.gguf, self.threads, self.repeats)
-        theirs = self._run(command, {}, batched_speed if work.streams > 1 else llama_speed)
+        read = partial(batched_speed if work.streams > 1 else llama_speed, skip=work.warm_ups)
+        theirs = self._run(command, {}, read)
         between = probe(self.threads)
         command = strata_command(work, model.store, self.threads, self.repeats)
         isa = {ENV: peer.isa} if peer.isa in NAMES else {}
@@ -63,12 +68,15 @@ class Runner:
         return Pair(Sample(theirs[0], before, between), Sample(ours[0], between, after, ours[1]))
 
     def _run(self, command: Sequence[str], extra: Mapping[str, str], read: Callable[[str], Speed]) -> Speed:
+        """In an empty folder: some programs leave a log in the current one."""
         full = [*self.prefix, *command]
         environment = {key: value for key, value in os.environ.items() if key != ENV} | dict(extra)
+        environment["PYTHONPATH"] = str(ROOT)
         try:
-            done = subprocess.run(
-                full, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=self.timeout
-            )
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    full, capture_output=True, text=True, cwd=folder, env=environment, timeout=self.timeout
+                )
         except FileNotFoundError as error:
             raise RunError(f"there is no program {full[0]}") from error
         except subprocess.TimeoutExpired as error:
@@ -76,7 +84,7 @@ class Runner:
         if done.returncode:
             raise failed(full, done.returncode, done.stderr)
         try:
-            return read(done.stdout)
+            return read(done.stdout if done.stdout.strip() else done.stderr)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             cause = f"{' '.join(full)} printed no figures ({error}):\n{done.stdout[-_SHOWN:]}"
             raise RunError(cause) from error
@@ -102,18 +110,24 @@ def probe(threads: int) -> float:
     return read_bandwidth(cpu, PROBE_SECONDS).best
 
 
-def llama_speed(text: str) -> Speed:
-    """Of `llama-bench -o json`: the median of its repetitions."""
+def llama_speed(text: str, skip: int = 0) -> Speed:
+    """Of `llama-bench -o json`: the median of its repetitions behind the first `skip`."""
     (entry,) = json.loads(text)
-    return statistics.median(positive(value) for value in entry["samples_ts"]), None
+    return statistics.median(positive(value) for value in entry["samples_ts"][skip:]), None
 
 
-def batched_speed(text: str) -> Speed:
-    """Of `llama-batched-bench --output-format jsonl`: the median over its lines, all streams together."""
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    if not lines:
-        raise ValueError("no line of JSON")
-    return statistics.median(positive(line["speed_tg"]) for line in lines), None
+def batched_speed(text: str, skip: int = 0) -> Speed:
+    """Of llama-batched-bench, JSON lines or a table: the median over its lines behind the first `skip`, all
+    streams together."""
+    lines = [json.loads(line)["speed_tg"] for line in text.splitlines() if line.startswith("{")]
+    lines += [row[_TABLE_SPEED] for row in map(_cells, text.splitlines()) if row]
+    return statistics.median(positive(line) for line in lines[skip:]), None
+
+
+def _cells(line: str) -> list[str]:
+    """Of a table's line of figures; of every other line none."""
+    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    return cells if len(cells) == _TABLE_COLUMNS and cells[0].isdecimal() else []
 
 
 def strata_speed(text: str) -> Speed:

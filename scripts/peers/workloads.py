@@ -9,6 +9,7 @@ from typing import Literal
 
 _PROMPT = 1
 """Tokens before each stream's answer at depth 0: what `strata bench` takes."""
+LLAMA, IK = "llama.cpp", "ik_llama.cpp"
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,16 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """For people, unique: "moe decode x 4", "moe decode @ 4096 int8"."""
+        """For people, unique: "moe prefill 512", "moe decode x 4", "moe decode x 1 @ 4096 int8"."""
         name = f"{self.model} {self.kind}"
-        name += f" {self.tokens}" if self.kind == "prefill" else ""
-        name += f" x {self.streams}" if self.kind == "decode" else ""
+        name += f" {self.tokens}" if self.kind == "prefill" else f" x {self.streams}"
         return name + (f" @ {self.depth} {self.kv}" if self.depth else "")
 
-
-LLAMA, IK = "llama.cpp", "ik_llama.cpp"
+    @property
+    def warm_ups(self) -> int:
+        """Repetitions of a peer that do not count. Its own warm-up may be a single token, which leaves most
+        experts untouched; at depth the prompt has touched them. `strata bench` warms up with 512 tokens."""
+        return 0 if self.depth else 1
 
 
 def workloads(generate: int) -> list[Workload]:
@@ -57,11 +60,16 @@ def workloads(generate: int) -> list[Workload]:
     return rows
 
 
+def select(rows: list[Workload], name: str) -> list[Workload]:
+    """The row of that name; otherwise all whose name holds it."""
+    return [row for row in rows if row.label == name] or [row for row in rows if name in row.label]
+
+
 @dataclass(frozen=True)
 class Peer:
     """A llama-bench, and the llama-batched-bench beside it if several streams are to be measured.
 
-    isa: one of build.VARIANTS; Strata is held to it, too. extra: options of every llama-bench call.
+    isa: one of build.VARIANTS; Strata is held to it, too. extra, batched_extra: options of every call.
     """
 
     name: str
@@ -69,28 +77,38 @@ class Peer:
     bench: Path
     batched: Path | None = None
     extra: tuple[str, ...] = ()
+    batched_extra: tuple[str, ...] = ()
 
     def can(self, work: Workload) -> bool:
         """Whether there is a program for it."""
         return work.streams == 1 or self.batched is not None
 
     def command(self, work: Workload, model: Path, threads: int, repeats: int) -> list[str]:
-        """The call that measures `work` `repeats` times and prints JSON."""
+        """The call that measures `work` `repeats` times behind its warm-ups."""
         shared = ["-m", str(model), "-t", str(threads)]
+        repeats += work.warm_ups
         if work.kv == "int8":
             shared += ["-ctk", "q8_0", "-ctv", "q8_0", "-fa", "1"]
         if work.streams > 1:
-            return [str(self.batched), *shared, *_batched(work, repeats)]
-        sizes = (work.tokens, 0) if work.kind == "prefill" else (0, work.tokens)
-        tests = ["-p", str(sizes[0]), "-n", str(sizes[1]), "-d", str(work.depth), "-r", str(repeats)]
-        return [str(self.bench), *shared, *tests, "-o", "json", *self.extra]
+            return [str(self.batched), *shared, *self._batched(work, repeats), *self.batched_extra]
+        return [str(self.bench), *shared, *self._sizes(work), "-r", str(repeats), "-o", "json", *self.extra]
 
+    def _sizes(self, work: Workload) -> list[str]:
+        """ik_llama.cpp has no -d: its -gp times the generation behind a prompt."""
+        if work.kind == "prefill":
+            return ["-p", str(work.tokens), "-n", "0"]
+        if work.depth and self.name == IK:
+            return ["-p", "0", "-n", "0", "-gp", f"{work.depth},{work.tokens}"]
+        depth = ["-d", str(work.depth)] if work.depth else []
+        return ["-p", "0", "-n", str(work.tokens), *depth]
 
-def _batched(work: Workload, repeats: int) -> list[str]:
-    """Every stream has a cache of its own, a multiple of 256 tokens long."""
-    each = -(-(_PROMPT + work.tokens) // 256) * 256
-    sizes = ["-npp", str(_PROMPT), "-ntg", str(work.tokens), "-npl", ",".join([str(work.streams)] * repeats)]
-    return [*sizes, "-c", str(each * work.streams), "--output-format", "jsonl"]
+    def _batched(self, work: Workload, repeats: int) -> list[str]:
+        """Every stream has a cache of its own, a multiple of 256 tokens long. ik_llama.cpp prints a table."""
+        each = -(-(_PROMPT + work.tokens) // 256) * 256
+        counts = ",".join([str(work.streams)] * repeats)
+        sizes = ["-npp", str(_PROMPT), "-ntg", str(work.tokens), "-npl", counts]
+        form = [] if self.name == IK else ["--output-format", "jsonl"]
+        return [*sizes, "-c", str(each * work.streams), *form]
 
 
 def strata_command(work: Workload, store: Path, threads: int, repeats: int) -> list[str]:

