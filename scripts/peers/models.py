@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from peers.build import logged
 from peers.measure import ROOT, Model, RunError, progress
+from strata.errors import StoreError
 from strata.interfaces.bundled import model_path
-from strata.store.manifest import MANIFEST
+from strata.store.manifest import LayerRecord, Manifest, TensorRecord, read_manifest
 
 NAMES = ("moe", "smollm2")
 
@@ -38,12 +39,23 @@ def _random_moe(gguf: Path, layers: int, tokenizer: Path) -> None:
 
 
 def _converted(gguf: Path, store: Path) -> Model:
-    report = store.with_suffix(".json")
-    if not ((store / MANIFEST).is_file() and report.is_file()):
+    """A store that this version cannot read, e.g. one of another layout, is made again."""
+    try:
+        manifest = read_manifest(store)
+    except StoreError:
         progress(f"converting {gguf.name} ...")
-        command = [sys.executable, "-m", "strata", "convert", str(gguf), "--out", str(store), "--json"]
-        done = subprocess.run([*command, "--force"], capture_output=True, text=True, cwd=ROOT)
+        command = [sys.executable, "-m", "strata", "convert", str(gguf), "--out", str(store), "--force"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
-            raise RunError(f"strata convert {gguf} failed with status {done.returncode}:\n{done.stderr}")
-        report.write_text(done.stdout)
-    return Model(gguf, store, tuple(json.loads(report.read_text()).get("notes", ())))
+            raise RunError(
+                f"strata convert {gguf} failed with status {done.returncode}:\n{done.stderr}"
+            ) from None
+        manifest = read_manifest(store)
+    return Model(gguf, store, tuple(rounded(manifest)))
+
+
+def rounded(manifest: Manifest) -> list[str]:
+    """What the conversion could not keep bit by bit, one sentence per kind."""
+    records: list[TensorRecord | LayerRecord] = [*manifest.tensors.values(), *manifest.layers.values()]
+    kinds = Counter(record.source for record in records if not record.exact)
+    return [f"{count} of {len(records)} tensors rounded, from {kind}" for kind, count in kinds.items()]

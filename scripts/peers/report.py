@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from peers.figures import Pair, Ratios, ratios, two_states
-from peers.workloads import Peer, Workload
+from peers.figures import Pair, Ratios, Sample, ratios, two_states
+from peers.workloads import LLAMA, Peer, Workload, workloads
 
 _COLUMNS = (
     *("peer", "ISA", "test", "memory", "pairs", "peer t/s", "Strata t/s", "of bandwidth"),
@@ -68,6 +69,25 @@ def to_json(rows: Sequence[Row], notes: Sequence[str]) -> dict[str, Any]:
             for row in rows
         ],
     }
+
+
+def merged(documents: Sequence[dict[str, Any]]) -> tuple[list[Row], list[str]]:
+    """Rows and notes of several `to_json`: rows in the order of the workloads, one for all pairs of a test.
+
+    KeyError, TypeError: it is none.
+    """
+    known = {work.label: work for work in workloads(1)}
+    pairs: dict[tuple[str, str, str], list[Pair]] = {}
+    for row in (row for document in documents for row in document["rows"]):
+        found = pairs.setdefault((row["peer"], row["isa"], row["test"]), [])
+        found += (Pair(Sample(**pair["peer"]), Sample(**pair["ours"])) for pair in row["pairs"])
+    rows = [
+        Row(Peer(name, isa, Path(name)), known[label], tuple(found))
+        for (name, isa, label), found in pairs.items()
+    ]
+    order = list(known)
+    rows.sort(key=lambda row: (row.peer.name != LLAMA, row.peer.isa, order.index(row.work.label)))
+    return rows, list(dict.fromkeys(note for document in documents for note in document["notes"]))
 
 
 def _state_note(rows: Sequence[Row], limit: float | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -24,13 +25,14 @@ sys.path.insert(0, str(SCRIPTS))
 
 import compare_peers  # noqa: E402
 import make_random_gguf  # noqa: E402
-from peers import build, measure  # noqa: E402
+from peers import build, measure, models  # noqa: E402
 from peers.figures import Pair, Sample, ratios, state_of, two_states  # noqa: E402
-from peers.report import Row, markdown, target, to_json  # noqa: E402
+from peers.report import Row, markdown, merged, target, to_json  # noqa: E402
 from peers.workloads import IK, LLAMA, Peer, Workload, select, strata_command, workloads  # noqa: E402
 
 from strata.errors import UsageError  # noqa: E402
 from strata.interfaces.importing import open_and_resolve  # noqa: E402
+from strata.store.manifest import TensorRecord  # noqa: E402
 
 PEER = Peer(LLAMA, "avx2", Path("/b/llama-bench"), Path("/b/llama-batched-bench"))
 SLOW, FAST = 34e9, 60e9
@@ -115,6 +117,34 @@ def test_json_keeps_every_pair_and_probe() -> None:
     (kept,) = found["rows"][0]["pairs"]
     assert kept["ratio"] == 2.9
     assert (kept["peer"]["before"], kept["ours"]["before"]) == (SLOW, FAST)
+
+
+def test_measurements_of_several_runs_are_merged_into_one_table() -> None:
+    first, second = workloads(64)[:2]
+    ik = replace(PEER, name=IK)
+    documents = [
+        to_json([Row(ik, first, (pair(100, 150),))], ["date", "ik"]),
+        to_json([Row(PEER, second, (pair(100, 290),))], ["date", "llama"]),
+        to_json([Row(PEER, first, (pair(100, 290, share=0.5),))], ["date"]),
+        to_json([Row(PEER, second, (pair(100, 310),))], []),
+    ]
+    rows, notes = merged(json.loads(json.dumps(documents)))
+    assert [(row.peer.name, row.work.label, len(row.pairs)) for row in rows] == [
+        (LLAMA, first.label, 1),
+        (LLAMA, second.label, 2),
+        (IK, first.label, 1),
+    ]
+    assert rows[0].pairs == (pair(100, 290, share=0.5),)
+    assert rows[1].work.targets == second.targets
+    assert notes == ["date", "ik", "llama"]
+
+
+def test_a_file_that_is_no_measurement_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"rows": [{}], "notes": []}')
+    with pytest.raises(UsageError, match="not written by --json"):
+        compare_peers.merge([tmp_path / "a"])
+    with pytest.raises(UsageError, match="No such file"):
+        compare_peers.merge([tmp_path / "b"])
 
 
 def test_speeds_are_medians_of_what_the_programs_print() -> None:
@@ -292,7 +322,7 @@ def tokenizer_gguf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([f"t{i}" for i in range(64)])
+    writer.add_token_list(["t", "1", *(f"t{i}" for i in range(62))])
     writer.add_token_types([1] * 64)
     writer.add_token_merges(["t 1"])
     writer.add_bos_token_id(1)
@@ -321,6 +351,32 @@ def test_the_random_gguf_is_one_that_strata_keeps_bit_by_bit(tokenizer_gguf: Pat
             assert rows is not None
             kinds.setdefault(info.dtype, set()).add(rows.exact)
     assert kinds == {"Q4_0": {True}, "Q8_0": {True}}
+
+
+def test_a_store_is_made_once_and_again_when_it_cannot_be_read(
+    tokenizer_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, store = tmp_path / "moe.gguf", tmp_path / "moe.store"
+    make_random_gguf.write(source, SMALL, tokenizer_gguf)
+    model = models._converted(source, store)
+    assert (model.gguf, model.store, model.notes) == (source, store, ())
+    assert "converting" in capsys.readouterr().err
+    assert models._converted(source, store) == model
+    assert capsys.readouterr().err == ""
+    (store / "manifest.json").write_text("{}")
+    assert models._converted(source, store) == model
+
+
+def test_what_a_conversion_rounds_is_counted_by_kind() -> None:
+    def record(exact: bool, kind: str) -> TensorRecord:
+        return TensorRecord((1,), "F32", exact, kind)
+
+    manifest = SimpleNamespace(
+        tensors={"a": record(True, "Q8_0"), "b": record(False, "Q6_K")},
+        layers={0: record(False, "Q4_K"), 1: record(False, "Q4_K")},
+    )
+    found = models.rounded(manifest)  # type: ignore[arg-type]
+    assert found == ["1 of 4 tensors rounded, from Q6_K", "2 of 4 tensors rounded, from Q4_K"]
 
 
 def test_random_weights_have_the_spread_asked_for_and_no_code_of_minus_128(tokenizer_gguf: Path) -> None:
