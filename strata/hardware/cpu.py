@@ -7,40 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.errors import ConfigError
-
-ROOT = Path("/")
-_CPU_LIMIT = 1 << 16
-
-
-def parse_cpu_list(text: str) -> list[int]:
-    """The kernel's list format, "0-3,8" -> [0, 1, 2, 3, 8]; empty text is an empty list."""
-    found: set[int] = set()
-    for part in filter(None, (piece.strip() for piece in text.strip().split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"{part!r} in the CPU list {text.strip()!r}", remedy='write it like "0-3,8"')
-        low, high = int(first), int(last or first)
-        if high < low or high >= _CPU_LIMIT:
-            cause = f"the range {low}-{high} in a CPU list"
-            raise ConfigError(cause, remedy=f"rising numbers below {_CPU_LIMIT}")
-        found.update(range(low, high + 1))
-    return sorted(found)
-
-
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Inverse of parse_cpu_list: [0, 1, 2, 3, 8] -> "0-3,8"."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+from strata.hardware.cgroup import allowed_list, cpu_quota
+from strata.hardware.files import ROOT, format_cpu_list, read_list
 
 
 @dataclass(frozen=True)
@@ -79,31 +51,22 @@ class CpuChoice:
         return f"{count} on CPUs {format_cpu_list(self.cpus)}" if self.bind else f"{count}, unbound"
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _list_at(path: Path) -> list[int]:
-    try:
-        return parse_cpu_list(_read(path) or "")
-    except ConfigError:
-        return []
-
-
-def allowed_cpus() -> tuple[int, ...]:
-    """CPUs that this process may run on: what taskset, cpusets and containers left."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
+    """CPUs that this process may run on: what taskset, cpusets, containers and unplugging left."""
+    if root == ROOT:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    base = root / "sys/devices/system/cpu"
+    online = read_list(base / "online") or read_list(base / "present") or [0]
+    allowed = allowed_list("cpus", root)
+    return tuple(cpu for cpu in online if allowed is None or cpu in allowed)
 
 
 def physical_cores(allowed: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
     """The first allowed hardware thread of every core: a second thread of a core adds no memory bandwidth."""
     cores: dict[tuple[int, ...], int] = {}
     for cpu in sorted(allowed):
-        siblings = _list_at(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(tuple(siblings) or (cpu,), cpu)
+        siblings = read_list(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(tuple(siblings or (cpu,)), cpu)
     return tuple(sorted(cores.values()))
 
 
@@ -112,26 +75,15 @@ def numa_nodes(allowed: Sequence[int], root: Path = ROOT) -> tuple[NumaNode, ...
     base = root / "sys/devices/system/node"
     usable = set(allowed)
     nodes = [
-        NumaNode(index, tuple(cpu for cpu in _list_at(base / f"node{index}/cpulist") if cpu in usable))
-        for index in _list_at(base / "online")
+        NumaNode(index, tuple(cpu for cpu in read_list(base / f"node{index}/cpulist") or () if cpu in usable))
+        for index in read_list(base / "online") or ()
     ]
     return tuple(nodes) if any(node.cpus for node in nodes) else (NumaNode(0, tuple(allowed)),)
 
 
-def cpu_quota(root: Path = ROOT) -> float | None:
-    """The cgroup's CPU time limit in CPUs (cgroup v2 `cpu.max`, v1 `cpu.cfs_quota_us`), None = unlimited."""
-    pair = (_read(root / "sys/fs/cgroup/cpu.max") or "").split()
-    if not pair:
-        base = root / "sys/fs/cgroup/cpu"
-        pair = [_read(base / "cpu.cfs_quota_us") or "-1", _read(base / "cpu.cfs_period_us") or "0"]
-    if len(pair) == 2 and all(part.isdecimal() for part in pair) and int(pair[1]) > 0:
-        return int(pair[0]) / int(pair[1])
-    return None
-
-
 def topology(root: Path = ROOT, allowed: Sequence[int] | None = None) -> CpuTopology:
     """The machine as this process may use it."""
-    usable = tuple(sorted(allowed)) if allowed is not None else allowed_cpus()
+    usable = tuple(sorted(allowed)) if allowed is not None else allowed_cpus(root)
     return CpuTopology(usable, physical_cores(usable, root), numa_nodes(usable, root), cpu_quota(root))
 
 

@@ -4,65 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path("/")
+from strata.hardware.cgroup import memory_limit
+from strata.hardware.files import ROOT, count_of, read_text
+
+_MAX_BYTES = 1 << 50
+"""No machine has a PiB of memory; numbers above are a broken file."""
 
 
 def available_bytes(root: Path = ROOT) -> int:
     """Bytes that can be allocated without swapping; files are read below `root`, so that tests can fake them.
 
-    The kernel's MemAvailable, or the room left under the cgroup's limit (v2, else v1) when that is less.
+    The kernel's MemAvailable, or the room left under the cgroups' limits when that is less.
     """
-    rooms = [room for room in (_meminfo(root), _cgroup_room(root)) if room is not None]
-    return max(0, min(rooms, default=0))
+    limit = memory_limit(root)
+    rooms = (meminfo(root / "proc/meminfo", "MemAvailable"), limit.room if limit else None)
+    return min((room for room in rooms if room is not None), default=0)
 
 
-def _meminfo(root: Path) -> int | None:
-    for line in (_read(root / "proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
+def meminfo(path: Path, name: str) -> int | None:
+    """Bytes of a line of /proc/meminfo, or of a node's meminfo ("Node 0 MemTotal: 5 kB")."""
+    for line in (read_text(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.split()[-1:] == [name]:
+            size = count_of(value.removesuffix("kB"))
+            return size * 1024 if size is not None and size * 1024 < _MAX_BYTES else None
     return None
-
-
-def _cgroup_room(root: Path) -> int | None:
-    """The least room from this process's own cgroup up to the root; None without a limit.
-
-    A service's limit (systemd's MemoryMax) stands at its own group, a container's at the root it sees.
-    """
-    base = root / "sys/fs/cgroup"
-    own = base / _own_group(root)
-    rooms = [_room(folder, "memory.max", "memory.current") for folder in (own, *own.parents)]
-    rooms.append(_room(base / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
-    return min((room for room in rooms if room is not None), default=None)
-
-
-def _own_group(root: Path) -> str:
-    """Path of this process's group below the cgroup v2 mount; "" where there is none."""
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        if line.startswith("0::"):
-            return line.removeprefix("0::").strip("/")
-    return ""
-
-
-def _room(folder: Path, limit_file: str, use_file: str) -> int | None:
-    """Limit minus use of one group, page cache counted as free."""
-    limit, used = _read(folder / limit_file), _read(folder / use_file)
-    if limit is None or used is None or not limit.strip().isdecimal() or not used.strip().isdecimal():
-        return None
-    return int(limit) - int(used) + _inactive_file(folder)
-
-
-def _inactive_file(base: Path) -> int:
-    """Page cache that the kernel drops first: it counts as used but is free to take."""
-    for line in (_read(base / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file") and value.strip().isdecimal():
-            return int(value)
-    return 0
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None

@@ -1,64 +1,51 @@
-"""The machine as a plain dict, for `strata doctor`."""
+"""What `strata doctor` says about a machine."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from strata.backends import isa
-from strata.backends.cpu import CpuBackend
-from strata.errors import CapacityError, StrataError
-from strata.hardware.bandwidth import read_bandwidth
-from strata.hardware.cpu import choose_cpus, format_cpu_list, topology
-from strata.hardware.host_memory import available_bytes
+from strata.config import format_size
+from strata.errors import StrataError
+from strata.hardware.cpu import choose_cpus
+from strata.hardware.files import format_cpu_list, read_text
+from strata.hardware.numa import MemoryNode
+from strata.hardware.profile import HardwareProfile, Rate
+from strata.hardware.profile_file import load_profile
+from strata.interfaces.hardware import this_machine
 
-_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def examine() -> dict[str, Any]:
-    """Sizes in bytes, bandwidth in bytes/s (0: unknown); `problem`: what keeps Strata from running, or ""."""
-    machine = topology()
-    return {
-        **_processor(),
-        "threads": choose_cpus(machine=machine).describe(),
-        "allowed_cpus": format_cpu_list(machine.allowed),
-        "cpu_quota": machine.quota,
-        "numa_nodes": [{"index": n.index, "cpus": format_cpu_list(n.cpus)} for n in machine.nodes],
-        "memory": psutil.virtual_memory().total,
-        "available": available_bytes(),
-        "huge_pages": _huge_pages(),
-        "transparent_huge_pages": _chosen(_read(_TRANSPARENT)),
+def examine(asked: str | None = None, *, again: bool = False) -> tuple[HardwareProfile, dict[str, Any]]:
+    """The machine, or the profile that `asked` names, and the same as plain data.
+
+    Beside the profile: "threads" as a run would start them, "transparent_huge_pages", and "problem": what
+    keeps Strata from running, or "".
+    """
+    if asked is not None:
+        found = load_profile(asked)
+        return found, {**found.to_json(), "isa": found.processor.isa, "problem": ""}
+    found, chosen = this_machine(again=again), choose_cpus()
+    found = dataclasses.replace(found, warnings=(*found.warnings, *chosen.warnings))
+    return found, {
+        **found.to_json(),
+        "isa": found.processor.isa,
+        "threads": chosen.describe(),
+        "transparent_huge_pages": _chosen(read_text(_TRANSPARENT) or ""),
+        "problem": _problem(),
     }
 
 
-def _processor() -> dict[str, Any]:
-    """Name, instruction set and bandwidth, or the problem with them."""
-    found: dict[str, Any] = {"processor": "unknown", "isa": "", "bandwidth": 0.0, "problem": ""}
-    found["warnings"] = list(choose_cpus().warnings)
+def _problem() -> str:
     try:
-        features = isa.extension().features()
-        found["processor"] = features["brand"]
-        found["isa"] = isa.choose_isa(features)
-        found["bandwidth"] = read_bandwidth(CpuBackend().cpu).best
-    except CapacityError as error:
-        found["warnings"].append(str(error))
+        isa.choose_isa(isa.extension().features())
     except StrataError as error:
-        found["problem"] = str(error)
-    return found
-
-
-def _huge_pages(root: Path = _HUGE_PAGES) -> list[dict[str, int]]:
-    """Reserved huge pages by size."""
-    pages = []
-    for folder in sorted(root.glob("hugepages-*kB")):
-        size = int(folder.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
-        total, free = (int(_read(folder / name) or 0) for name in ("nr_hugepages", "free_hugepages"))
-        if total:
-            pages.append({"bytes": size, "total": total, "free": free})
-    return pages
+        return str(error)
+    return ""
 
 
 def _chosen(text: str) -> str:
@@ -66,8 +53,58 @@ def _chosen(text: str) -> str:
     return text.partition("[")[2].partition("]")[0] or "unknown"
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def describe(found: HardwareProfile, facts: dict[str, Any]) -> str:
+    """A page for people."""
+    processor = found.processor
+    kernels = f"kernels: {processor.isa or 'none'}, {_macs(processor.core_macs)} a core"
+    lines = [("machine", found.name), ("processor", f"{processor.name}, {kernels}")]
+    if "threads" in facts:
+        lines.append(("threads", f"{facts['threads']}{_quota(found)}"))
+    for node, read in zip(found.nodes, found.node_read, strict=True):
+        lines.append((f"NUMA node {node.index}", f"{_node(node)}; read at {_speed(read)}"))
+        lines += [("huge pages", pages) for pages in _pages(node)]
+    lines.append(("memory", f"{format_size(found.memory)}, {format_size(found.available)} free"))
+    if "transparent_huge_pages" in facts:
+        lines.append(("", f"transparent huge pages: {facts['transparent_huge_pages']}"))
+    lines += [("device", text) for text in _device(found)]
+    lines.append(("disk", f"read at {_speed(found.disk_read)}"))
+    lines += [("note", text) for text in found.warnings]
+    if facts["problem"]:
+        lines.append(("problem", facts["problem"]))
+    return "\n".join(f"{name:<12} {text}" for name, text in lines)
+
+
+def _node(node: MemoryNode) -> str:
+    far = "" if len(node.distances) < 2 else f", distances {' '.join(map(str, node.distances))}"
+    shut = "" if node.usable else ", memory not allowed"
+    cpus = f"CPUs {format_cpu_list(node.cpus)} ({len(node.cores)} cores)" if node.cpus else "no CPUs"
+    return f"{cpus}, {format_size(node.memory)}, {format_size(node.free)} free{far}{shut}"
+
+
+def _pages(node: MemoryNode) -> Iterator[str]:
+    for pool in node.huge_pages:
+        yield f"{pool.total} of {format_size(pool.size)} ({pool.free} free)"
+
+
+def _device(found: HardwareProfile) -> Iterator[str]:
+    device = found.device
+    if device is None:
+        yield "none that Strata knows"
+        return
+    link = device.link.describe() if device.link else "link unknown"
+    yield f"{device.name}, {format_size(device.memory)}, at node {device.node}, {link}"
+    yield f"reads at {_speed(device.read)}, {_macs(device.macs)}"
+    yield f"copies in at {_speed(device.to_device)}, out at {_speed(device.to_host)}"
+
+
+def _quota(found: HardwareProfile) -> str:
+    return "" if found.quota is None else f"; the control group grants {found.quota:g} CPUs' time"
+
+
+def _speed(rate: Rate) -> str:
+    return f"{rate.value / 1e9:.1f} GB/s ({rate.source})"
+
+
+def _macs(rate: Rate) -> str:
+    unit, name = (1e12, "TMAC/s") if rate.value >= 1e12 else (1e9, "GMAC/s")
+    return f"{rate.value / unit:.1f} {name} ({rate.source})"

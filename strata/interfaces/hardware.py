@@ -1,0 +1,90 @@
+"""The machine a command plans for: this one, measured once and remembered, or a profile (`--hardware`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from strata.backends import isa
+from strata.backends.cpu import CpuBackend
+from strata.errors import StrataError
+from strata.hardware.bandwidth import read_bandwidth
+from strata.hardware.measure import Measurement, load, machine_key, measure_nodes, measured, save
+from strata.hardware.probe import probe
+from strata.hardware.profile import HardwareProfile
+from strata.hardware.profile_file import load_profile
+from strata.interfaces.importing import cache_folder
+from strata.interfaces.terminal import note
+from strata.store.formats import FORMATS, PackedShape, PackedTensor
+
+_SECONDS = 0.25
+_ROWS, _COLS, _TOKENS = 4096, 2048, 256
+
+
+def hardware(asked: str | None) -> HardwareProfile:
+    """The profile that --hardware names; None: this machine, measured when that was never done."""
+    return this_machine() if asked is None else load_profile(asked)
+
+
+def this_machine(*, again: bool = False) -> HardwareProfile:
+    """This machine with its speeds. again: measure even when some are remembered (a second or two).
+
+    Without a processor that Strata's kernels run on, or memory to measure with, speeds stay assumed.
+    """
+    found = examine_machine()
+    folder, key = cache_folder("auto") / "hardware", machine_key(found)
+    known = None if again else load(folder, key)
+    if known is None and found.processor.isa:
+        try:
+            known = _measure(found)
+        except StrataError as error:
+            note(f"note: speeds are assumed, not measured: {error.cause}")
+            return found
+        save(folder, key, known)
+    return found if known is None else measured(found, known)
+
+
+def examine_machine() -> HardwareProfile:
+    """This machine before any measurement; a processor without AVX2 has isa ""."""
+    try:
+        features: Any = isa.extension().features()
+        return probe(features["brand"], isa.choose_isa(features))
+    except StrataError:
+        return probe("unknown", "")
+
+
+def _measure(machine: HardwareProfile) -> Measurement:
+    nodes = measure_nodes(machine, lambda cores: _on(cores, lambda backend: read_bandwidth(backend.cpu).best))
+    first = next(node.cores for node in machine.nodes if node.cores)
+    return Measurement(nodes, _on(first, _core_macs))
+
+
+def _on(cores: Sequence[int], measure: Callable[[CpuBackend], float]) -> float:
+    """What `measure` says about a backend on `cores`, all of whose threads are bound, the calling one too.
+
+    Binding is for good, so the caller is a thread of its own.
+    """
+
+    def run() -> float:
+        backend = CpuBackend(len(cores), cpus=cores)
+        backend.bind_caller()
+        return measure(backend)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+def _core_macs(backend: CpuBackend) -> float:
+    """Multiply-adds/s of one core, from the best of some products of a w4g64 matrix and 256 tokens."""
+    shape = PackedShape(FORMATS["w4g64"], _ROWS, _COLS)
+    weight = backend.weight(PackedTensor("probe", shape, np.zeros(shape.nbytes, np.uint8)))
+    x = np.ones((_TOKENS, _COLS), np.float32)
+    best, stop = float("inf"), time.perf_counter() + _SECONDS
+    while (begin := time.perf_counter()) < stop:
+        backend.linear(x, weight)
+        best = min(best, time.perf_counter() - begin)
+    return _ROWS * _COLS * _TOKENS / best / len(backend.chosen_cpus.cpus)
