@@ -58,7 +58,7 @@ class Runner:
         """The peer, then Strata; a probe before, between and after."""
         before = probe(self.threads)
         command = peer.command(work, model.gguf, self.threads, self.repeats)
-        read = partial(batched_speed if work.streams > 1 else llama_speed, skip=work.warm_ups)
+        read = partial(batched_speed if work.streams > 1 else llama_speed, skip=peer.warm_ups(work))
         theirs = self._run(command, {}, read)
         between = probe(self.threads)
         command = strata_command(work, model.store, self.threads, self.repeats)

@@ -34,12 +34,6 @@ class Workload:
         name += f" {self.tokens}" if self.kind == "prefill" else f" x {self.streams}"
         return name + (f" @ {self.depth} {self.kv}" if self.depth else "")
 
-    @property
-    def warm_ups(self) -> int:
-        """Repetitions of a peer that do not count. Its own warm-up may be a single token, which leaves most
-        experts untouched; at depth the prompt has touched them. `strata bench` warms up with 512 tokens."""
-        return 0 if self.depth else 1
-
 
 def workloads(generate: int) -> list[Workload]:
     """All rows; generate: tokens of a decode run. The targets are those of the performance issue."""
@@ -83,10 +77,17 @@ class Peer:
         """Whether there is a program for it."""
         return work.streams == 1 or self.batched is not None
 
+    def warm_ups(self, work: Workload) -> int:
+        """Repetitions that do not count, where its own warm-up is a single token, which leaves most experts
+        untouched. At depth the prompt has touched them, and llama.cpp's prefill repeats the whole prompt.
+        `strata bench` warms up with 512 tokens."""
+        whole = work.kind == "prefill" and self.name == LLAMA
+        return 0 if work.depth or whole else 1
+
     def command(self, work: Workload, model: Path, threads: int, repeats: int) -> list[str]:
         """The call that measures `work` `repeats` times behind its warm-ups."""
         shared = ["-m", str(model), "-t", str(threads)]
-        repeats += work.warm_ups
+        repeats += self.warm_ups(work)
         if work.kv == "int8":
             shared += ["-ctk", "q8_0", "-ctv", "q8_0", "-fa", "1"]
         if work.streams > 1:

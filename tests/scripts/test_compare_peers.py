@@ -225,7 +225,7 @@ def test_both_engines_are_asked_for_the_same_work(work: Workload, peer: Peer) ->
     assert (asked["-t"], ours["-t"], ours["-r"]) == ("2", "2", "3")
     assert ("q8_0" in theirs) == (ours["--set"] == "kv.dtype=int8")
     assert ours["-d"] == str(work.depth)
-    runs = 3 if work.depth else 4
+    runs = 3 + peer.warm_ups(work)
     if work.streams == 1:
         assert (theirs[0], asked["-r"]) == (str(peer.bench), str(runs))
         depth, generated = asked["-gp"].split(",") if "-gp" in asked else (asked.get("-d", "0"), asked["-n"])
@@ -235,6 +235,13 @@ def test_both_engines_are_asked_for_the_same_work(work: Workload, peer: Peer) ->
     assert asked["-npl"] == ",".join([ours["-s"]] * runs)
     assert asked["-ntg"] == ours["-n"]
     assert int(asked["-c"]) >= work.streams * (int(asked["-npp"]) + work.tokens)
+
+
+def test_repetitions_are_left_out_where_the_peer_itself_warms_up_with_one_token() -> None:
+    found = {work.label: (PEER.warm_ups(work), IK_PEER.warm_ups(work)) for work in workloads(64)}
+    assert found["moe decode x 1"] == found["moe decode x 4"] == (1, 1)
+    assert found["moe prefill 512"] == (0, 1)
+    assert found["moe decode x 1 @ 4096 int8"] == (0, 0)
 
 
 def test_each_program_of_a_peer_gets_its_own_options() -> None:
