@@ -40,8 +40,7 @@ def kernel_sources() -> list[Path]:
 
 def avx2_sources() -> list[Path]:
     """Files compiled once, for the AVX2 baseline."""
-    found = [*CSRC.glob("cpu/*.cpp"), *CSRC.glob("io/*.cpp")]
-    return sorted(path for path in found if path not in PLAIN_SOURCES)
+    return sorted(path for path in CSRC.glob("cpu/*.cpp") if path not in PLAIN_SOURCES)
 
 
 def groups() -> list[tuple[str, list[Path], list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ BAD = {
     "deep nesting": ("[" * 20000, "nested too deeply", ""),
     "not UTF-8": (b"kv:\n  dtype: \xff\n", ":2: byte 0xff is not UTF-8", ""),
     "NUL": ("kv:\n  dtype: \0\n", ":2: the character #x0000 is not allowed", ""),
+    "a long list": ("chat:\n" + "- a\n" * 200_000, ":3999: more than 4000 keys and values", ""),
+    "a long flow list": ("[" + "a," * 300_000 + "]", ":1: more than 4000 keys and values", ""),
     "too large": ("#" * (1 << 21), "larger than 1048576 bytes", ""),
 }
 
@@ -137,6 +140,22 @@ def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
         load_config(tmp_path)
     with pytest.raises(ConfigError, match="null byte"):
         load_config("a\0b")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_not_opened(tmp_path: Path, kind: str) -> None:
+    """Opening a pipe waits for its writer."""
+    path = Path("/dev/null")
+    if kind == "pipe":
+        path = tmp_path / "pipe.yaml"
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"{path}: a pipe or device, not a file"):
+        load_config(path)
+
+
+def test_a_long_text_is_one_value(load: Load) -> None:
+    text = "".join(f"  {'word ' * 18}\n" for _ in range(5_000))
+    assert len(load("chat:\n system: |\n" + text).chat.system) > 400_000
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def _ffn(prefix: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
 def hf_config(c: ModelConfig) -> dict[str, Any]:
     """config.json."""
     config: dict[str, Any] = {
+        "_name_or_path": "strata-demo" if c.experts else "strata-demo-draft",
         "architectures": ["Qwen3MoeForCausalLM" if c.experts else "Qwen3ForCausalLM"],
         "model_type": "qwen3_moe" if c.experts else "qwen3",
         "vocab_size": c.vocab,

@@ -133,6 +133,8 @@ def store_path(config: Config, *, text: bool = True) -> Path:
         return path
     if beside(path, ".partial").exists() and not path.exists():
         read_manifest(path)  # raises: says that the conversion is not finished and how to go on
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise UsageError(f"{path} is a configuration, not a model", remedy=f"--config {path}")
     if not path.exists():
         raise UsageError(
             f"{path}: no such file or directory",
@@ -161,6 +163,8 @@ def _template_source(setting: str) -> str | None:
     """The text of a template file; None for the model's own."""
     if setting == "auto":
         return None
+    if Path(setting).exists() and not Path(setting).is_file():  # opening a pipe would wait for a writer
+        raise ConfigError(f"{setting}: the chat template is not a file", remedy="give a jinja file's path")
     with Path(setting).open("rb") as file:
         data = file.read(_MAX_TEMPLATE_BYTES)
     try:

@@ -78,7 +78,7 @@ def convert(
                 writer = StoreWriter(out, manifest.shards(), journal)
                 todo = _tasks(planner, plan, targets, experts, journal)
                 _write(writer, manifest, todo, journal, options, progress or (lambda *_: None))
-                check_unchanged(source, key)
+                _refuse_changes(source, key, out)
                 manifest = _sealed(manifest, writer, journal, extra_files)
                 writer.finish(extra_files, manifest.to_bytes())
     total = sum(entry.bytes for entry in manifest.files)
@@ -132,6 +132,15 @@ def _journal(out: Path, key: dict[str, object], options: ConvertOptions) -> Jour
         journal = Journal(path, key)
     partial.mkdir(exist_ok=True)
     return journal
+
+
+def _refuse_changes(source: CheckpointSource, key: dict[str, object], out: Path) -> None:
+    """StoreError when the source changed meanwhile; what was made of it continues nothing and is removed."""
+    try:
+        check_unchanged(source, key)
+    except StoreError:
+        _discard(out)
+        raise
 
 
 def _discard(out: Path) -> None:

@@ -18,7 +18,7 @@ from strata.store.options import ConvertOptions
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
 
 _END_BYTES = 64 << 10
-_AGAIN = "wait until its download is complete, then convert again with --force"
+_AGAIN = "wait until its download is complete, then run the same command again"
 
 
 def tool_name() -> str:

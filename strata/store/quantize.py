@@ -61,7 +61,7 @@ def check_finite(values: Floats, name: str, first_row: int, allow_nan: bool) -> 
         row, col = (int(i) for i in np.argwhere(bad)[0])
         raise WeightValueError(
             f"{name}: {values[row, col]} at [{first_row + row}, {col}]; {count} such values in these rows",
-            remedy="get an undamaged checkpoint, or convert with --allow-nan (they become 0)",
+            remedy="get an undamaged checkpoint, or `strata convert --allow-nan` it (they become 0)",
         )
     values[bad] = 0.0
     return count

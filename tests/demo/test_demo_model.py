@@ -59,6 +59,12 @@ def test_both_stores_are_sound_and_small() -> None:
     assert sum(path.stat().st_size for path in STORES.rglob("*") if path.is_file()) <= SHIPPED_BYTES
 
 
+def test_both_say_what_they_are() -> None:
+    """The name is what `strata run` and `strata bench` show."""
+    names = [Store.open(STORES / folder).spec.name for folder in ("moe", "draft")]
+    assert names == ["strata-demo", "strata-demo-draft"]
+
+
 def test_the_draft_speaks_the_same_tokens() -> None:
     assert (STORES / "moe" / "tokenizer.json").read_bytes() == (
         STORES / "draft" / "tokenizer.json"

@@ -19,6 +19,7 @@ from strata import __version__
 from strata.interfaces import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+DEMO_YAML = str(ROOT / "configs" / "demo.yaml")
 COMMANDS = ("run", "convert", "inspect", "verify", "doctor", "bench")
 HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
 
@@ -92,6 +93,12 @@ def test_version(strata: Any) -> None:
         (["doctr"], "No such command 'doctr'. Did you mean 'doctor'?"),
         (["run", "demo", "-m", "smollm2"], "two models: demo and --model smollm2"),
         (["run", "/nowhere", "--prompt", "x"], "/nowhere: no such file or directory"),
+        (
+            ["run", str(ROOT / "configs/demo.yaml"), "--prompt", "x"],
+            "demo.yaml is a configuration, not a model",
+        ),
+        (["bench", DEMO_YAML], f"remedy: --config {DEMO_YAML}"),
+        (["run", "demo", "--chat-template", "/dev/null", "--prompt", "x"], "the chat template is not a file"),
         (["run", "--nonsense"], "No such option"),
         (["run", "--prompt", "x"], "no model is given"),
         (["run", "--prompt", "  ", "-m", "demo"], "--prompt is empty"),
@@ -271,6 +278,34 @@ def test_ctrl_c_ends_an_answer_with_130(store: Path) -> None:
     process.send_signal(signal.SIGINT)
     result = finish(process)
     assert result.code == 130
+
+
+def test_ctrl_c_during_the_first_imports_is_silent(tmp_path: Path) -> None:
+    """The signal meets Python in the middle of importing click, which takes tens of milliseconds."""
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strata", "run"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"importing\n"
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert (result.code, result.err) == (-signal.SIGINT, "")  # which a shell shows as 130
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    """As `nohup` and shells in scripts start programs."""
+    code = (
+        "import signal, strata.__main__ as m; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "try: m.main()\n"
+        "finally: print(signal.getsignal(signal.SIGINT).name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("SIG_IGN\n")
 
 
 def test_unexpected_errors_are_one_line_and_debug_shows_more(

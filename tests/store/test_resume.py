@@ -79,7 +79,7 @@ def test_allow_nan_continues_what_nan_stopped(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("strata.store.writer._SYNC_SECONDS", 0.0)
     model, allowed = small_model(), ConvertOptions(allow_nan=True)
     model.source.arrays["1.2.down"][7, 9] = np.nan
-    with pytest.raises(WeightValueError, match="convert with --allow-nan"):
+    with pytest.raises(WeightValueError, match="strata convert --allow-nan"):
         run(model, tmp_path / "s")
     assert run(model, tmp_path / "s", allowed).resumed > 0
     run(model, tmp_path / "whole", allowed)
@@ -273,6 +273,11 @@ def test_a_source_that_changes_meanwhile_makes_no_store(tmp_path: Path, change: 
             file.unlink(missing_ok=True)
 
     message = "No such file" if change == "remove" else "model.safetensors changed while it was converted"
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match=message) as caught:
         run(model, tmp_path / "s", progress=meddle)
     assert not (tmp_path / "s").exists()
+    # The remedy holds for every command: the same one again, without --force, which only convert has.
+    assert caught.value.remedy.endswith("run the same command again")
+    assert not list(tmp_path.glob("s.*"))
+    file.write_bytes(bytes(1 << 20))
+    assert run(model, tmp_path / "s").resumed == 0
