@@ -17,6 +17,7 @@ ORDER = (
     ("core",),
     ("config",),
     ("hardware",),
+    ("device",),
     ("plan",),
     ("store",),
     ("memory",),
