@@ -13,7 +13,6 @@ from strata.errors import StrataError
 
 Bytes = NDArray[np.uint8]
 BufferKind = Literal["device", "pinned", "pageable"]
-Direction = Literal["h2d", "d2h", "d2d"]
 
 
 class DeviceError(StrataError):
@@ -142,26 +141,3 @@ def flat_bytes(array: NDArray[Any]) -> Bytes:
             remedy="give a contiguous array with at least one byte",
         )
     return array.reshape(-1).view(np.uint8)
-
-
-def copy_direction(dst: Buffer, src: Buffer) -> Direction:
-    """Which engine moves a copy, after the checks that every device makes of one.
-
-    BoundsError: sizes differ or the ranges overlap. BufferKindError: both on the host, or read-only.
-    """
-    dst.require_live()
-    src.require_live()
-    dst.require_writable()
-    if dst.nbytes != src.nbytes:
-        raise BoundsError(
-            f"{src.nbytes} bytes of {src} do not fit {dst}, which has {dst.nbytes}",
-            remedy="slice both to the same size",
-        )
-    if dst.overlaps(src):
-        raise BoundsError(f"{dst} and {src} overlap", remedy="copy through a third buffer")
-    to_device, from_device = dst.allocation.kind == "device", src.allocation.kind == "device"
-    if to_device:
-        return "d2d" if from_device else "h2d"
-    if from_device:
-        return "d2h"
-    raise BufferKindError(f"{src} and {dst} are both host memory", remedy="use host_copy")

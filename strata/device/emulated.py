@@ -22,12 +22,11 @@ from strata.device.buffers import (
     BufferKindError,
     Bytes,
     DeviceError,
-    Direction,
     EventError,
-    copy_direction,
 )
+from strata.device.checks import Direction, batch_direction, copy_direction
 from strata.device.emulated_clock import Engine, HostClock
-from strata.device.emulated_copies import batch_direction, copy_cost, movement, pageable_seconds
+from strata.device.emulated_copies import copy_cost, movement, pageable_seconds
 from strata.device.emulated_memory import Memory, bytes_of, own
 from strata.device.emulated_order import EmulatedEvent, EmulatedStream, Op, Order, own_event, own_stream
 from strata.device.emulated_races import Shadow

@@ -1,15 +1,14 @@
-"""Copies of the emulated device: what they cost, what they move, and what may be one batch."""
+"""Copies of the emulated device: what they cost and what they move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from strata.device.base import Copy
-from strata.device.buffers import BoundsError, BufferKindError, Direction, copy_direction
+from strata.device.checks import Direction
 from strata.device.emulated_memory import bytes_of
 from strata.device.emulated_schedule import Schedule
 from strata.device.figures import DeviceFigures
@@ -27,27 +26,6 @@ def copy_cost(figures: DeviceFigures, direction: Direction, nbytes: int, copies:
 def pageable_seconds(figures: DeviceFigures, direction: Direction, nbytes: int) -> float:
     """The driver stages the bytes through pinned memory of its own."""
     return copy_cost(figures, direction, 0, 1)[1] + nbytes / figures.pageable_bytes_per_s
-
-
-def batch_direction(copies: Sequence[Copy]) -> Direction:
-    """The one direction of a batch; BufferKindError or BoundsError when it cannot be one."""
-    directions = {copy_direction(*copy) for copy in copies}
-    pageable = [buffer for copy in copies for buffer in copy if buffer.kind == "pageable"]
-    if len(directions) != 1 or "d2d" in directions or pageable:
-        raise BufferKindError(
-            f"a batch of {len(copies)} copies has the directions {sorted(directions)} "
-            f"and {len(pageable)} pageable buffers",
-            remedy="give one or more copies between device and pinned memory, all in one direction",
-        )
-    # Sources and destinations are of different kinds, so only destinations can meet.
-    written = sorted((copy.dst for copy in copies), key=lambda dst: (dst.address, dst.nbytes))
-    for first, second in pairwise(written):
-        if first.overlaps(second):
-            raise BoundsError(
-                f"a batch writes {first} and {second}, which overlap, in no particular order",
-                remedy="use two calls",
-            )
-    return directions.pop()
 
 
 def movement(copies: Sequence[Copy], schedule: Schedule) -> Callable[[], None]:

@@ -1,0 +1,56 @@
+"""What every device checks of a copy before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from strata.device.base import Copy
+from strata.device.buffers import BoundsError, Buffer, BufferKindError
+
+Direction = Literal["h2d", "d2h", "d2d"]
+
+
+def copy_direction(dst: Buffer, src: Buffer) -> Direction:
+    """Which engine moves a copy, after the checks that every device makes of one.
+
+    BoundsError: sizes differ or the ranges overlap. BufferKindError: both on the host, or read-only.
+    """
+    dst.require_live()
+    src.require_live()
+    dst.require_writable()
+    if dst.nbytes != src.nbytes:
+        raise BoundsError(
+            f"{src.nbytes} bytes of {src} do not fit {dst}, which has {dst.nbytes}",
+            remedy="slice both to the same size",
+        )
+    if dst.overlaps(src):
+        raise BoundsError(f"{dst} and {src} overlap", remedy="copy through a third buffer")
+    to_device, from_device = dst.allocation.kind == "device", src.allocation.kind == "device"
+    if to_device:
+        return "d2d" if from_device else "h2d"
+    if from_device:
+        return "d2h"
+    raise BufferKindError(f"{src} and {dst} are both host memory", remedy="use host_copy")
+
+
+def batch_direction(copies: Sequence[Copy]) -> Direction:
+    """The one direction of a batch; BufferKindError or BoundsError when it cannot be one."""
+    directions = {copy_direction(*copy) for copy in copies}
+    pageable = [buffer for copy in copies for buffer in copy if buffer.kind == "pageable"]
+    if len(directions) != 1 or "d2d" in directions or pageable:
+        raise BufferKindError(
+            f"a batch of {len(copies)} copies has the directions {sorted(directions)} "
+            f"and {len(pageable)} pageable buffers",
+            remedy="give one or more copies between device and pinned memory, all in one direction",
+        )
+    # Sources and destinations are of different kinds, so only destinations can meet.
+    written = sorted((copy.dst for copy in copies), key=lambda dst: (dst.address, dst.nbytes))
+    for first, second in pairwise(written):
+        if first.overlaps(second):
+            raise BoundsError(
+                f"a batch writes {first} and {second}, which overlap, in no particular order",
+                remedy="use two calls",
+            )
+    return directions.pop()
