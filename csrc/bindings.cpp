@@ -1,6 +1,9 @@
 // strata._C: the only file that knows Python. Compiled for plain x86-64, so importing it never needs AVX2.
 //
 // Every array is checked here (dtype, layout, shape) before its pointer goes on; ops run without the GIL.
+#include "bindings_experts.h"
+#include "bindings_kv.h"
+#include "bindings_parts.h"
 #include "bindings_tokens.h"
 #include "bindings_weights.h"
 
@@ -31,6 +34,25 @@ const Kernels& kernels_for(const std::string& isa) {
     return avx512::kKernels;
 }
 
+void start_clock(Cpu& cpu) {
+    const std::lock_guard<std::mutex> lock(cpu.busy);
+    cpu.clock.take();
+    cpu.clock.on = true;
+}
+
+using OpRow = std::tuple<std::string, std::string, int64_t, double, int64_t, int64_t, bool>;
+
+// (op, shape, calls, seconds, bytes, multiply-adds, quantized) of what ran since start_clock.
+std::vector<OpRow> stop_clock(Cpu& cpu) {
+    const std::lock_guard<std::mutex> lock(cpu.busy);
+    cpu.clock.on = false;
+    std::vector<OpRow> found;
+    for (const OpTotal& total : cpu.clock.take())
+        found.emplace_back(total.op, total.cost.shape, total.calls, total.seconds, total.cost.bytes,
+                           total.cost.macs, total.cost.quantized);
+    return found;
+}
+
 void bind_cpu(py::module_& m) {
     m.def("features", [] {
         const Features found = detect_features();
@@ -47,6 +69,9 @@ void bind_cpu(py::module_& m) {
         .def_property_readonly("isa", [](const Cpu& cpu) { return cpu.kernels.name; })
         .def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("seconds"),
              py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("native_seconds", [](const Cpu& cpu) { return cpu.clock.native; })
+        .def("start_clock", &start_clock)
+        .def("stop_clock", &stop_clock)
         .def("bind_caller", [](const Cpu& cpu) { return cpu.pool.bind_caller(); });
     m.def("int8_peak", &int8_peak, py::arg("cpu"), py::arg("seconds"),
           py::call_guard<py::gil_scoped_release>());
@@ -57,6 +82,10 @@ void bind_cpu(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ ops of Strata; use strata.backends.cpu";
     bind_cpu(m);
+    bind_kv(m);
     bind_token_ops(m);
     bind_weight_ops(m);
+    bind_experts(m);
+    bind_attend(m);
+    bind_ffn(m);
 }

@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import ExpertBank, Gating
 from strata.backends.cpu import CpuBackend
+from strata.backends.parts import ExpertBank, Gating
 from strata.hardware.bandwidth import read_bandwidth
 from strata.store.formats import FORMATS, ExpertLayout
 
@@ -36,7 +36,7 @@ class Model:
     def banks(self) -> Iterator[ExpertBank]:
         """One bank per layer."""
         for layer, records in enumerate(self.records):
-            yield ExpertBank(layer, self.layout, records.__getitem__)
+            yield ExpertBank(layer, EXPERTS, self.layout, records.__getitem__)
 
 
 def random_model(fmt: str, layers: int) -> Model:

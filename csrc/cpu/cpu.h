@@ -6,6 +6,7 @@
 
 #include "cpu/arena.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/op_clock.h"
 #include "cpu/thread_pool.h"
 
 namespace strata::cpu {
@@ -17,18 +18,24 @@ struct Cpu {
     const Kernels& kernels;
     ThreadPool pool;
     Arena arena;
+    OpClock clock;
     std::mutex busy;
 };
 
-// One call from outside at a time owns pool and arena, and begins with `const OpGuard guard(cpu);`. Ops do
-// not guard themselves, for they are made of each other: what an op takes of the arena stays taken until the
-// call ends.
+// One call from outside at a time owns pool, arena and clock, and begins with `const OpGuard guard(cpu);`.
+// Ops do not guard themselves, for they are made of each other: what an op takes of the arena stays taken
+// until the call ends.
 class OpGuard {
   public:
-    explicit OpGuard(Cpu& cpu) : lock_(cpu.busy) { cpu.arena.reset(); }
+    explicit OpGuard(Cpu& cpu) : lock_(cpu.busy), clock_(cpu.clock), begin_(OpClock::Clock::now()) {
+        cpu.arena.reset();
+    }
+    ~OpGuard() { clock_.native += OpClock::since(begin_); }
 
   private:
     std::lock_guard<std::mutex> lock_;
+    OpClock& clock_;
+    const OpClock::Clock::time_point begin_;
 };
 
 // The part [begin, end) of n items that worker takes when they are split evenly.

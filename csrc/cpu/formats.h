@@ -22,6 +22,10 @@ struct Format {
     int group;        // columns that share a scale; 0 = the whole row, or no scale
     int scale_bytes;  // 0 none, 1 E8M0, 2 fp16, 4 f32
     bool minimum;
+
+    STRATA_ALWAYS_INLINE constexpr bool quantized() const {
+        return values != Values::kBf16 && values != Values::kF16;
+    }
 };
 
 // Indexed by the format's code.

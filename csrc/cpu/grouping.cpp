@@ -3,38 +3,33 @@
 #include <algorithm>
 
 namespace strata::cpu {
-namespace {
 
-constexpr int64_t kElsewhere = -1;
+ExpertWorks group_tokens(Arena& arena, const Routes& routes) {
+    const int64_t all = routes.tokens * routes.top_k;
+    int32_t* tokens = arena.take<int32_t>(all);
+    float* weights = arena.take<float>(all);
+    ExpertWork* works = arena.take<ExpertWork>(std::min<int64_t>(all, routes.experts));
+    int64_t* next = arena.take<int64_t>(routes.experts);  // counts at first, then places in tokens
 
-int64_t index_of(const std::vector<int32_t>& active, int32_t id) {
-    const auto at = std::lower_bound(active.begin(), active.end(), id);
-    return at != active.end() && *at == id ? at - active.begin() : kElsewhere;
-}
-
-}  // namespace
-
-Grouping group_tokens(const int32_t* ids, const float* weights, int64_t tokens, int64_t top_k,
-                      const std::vector<int32_t>& active) {
-    const int64_t routes = tokens * top_k;
-    std::vector<int64_t> owner(routes);
-    Grouping groups;
-    groups.starts.assign(active.size() + 1, 0);
-    for (int64_t i = 0; i < routes; i++) {
-        owner[i] = index_of(active, ids[i]);
-        if (owner[i] != kElsewhere) groups.starts[owner[i] + 1]++;
+    std::fill_n(next, routes.experts, 0);
+    for (int64_t i = 0; i < all; i++) next[routes.ids[i]]++;
+    int count = 0;
+    int64_t start = 0;
+    for (int e = 0; e < routes.experts; e++) {
+        const int64_t found = next[e];
+        next[e] = start;
+        if (found == 0 || routes.slices[e] == nullptr) continue;
+        works[count++] = {routes.slices[e], tokens + start, weights + start, static_cast<int>(found)};
+        start += found;
     }
-    for (size_t i = 0; i < active.size(); i++) groups.starts[i + 1] += groups.starts[i];
-    groups.tokens.resize(groups.starts.back());
-    groups.weights.resize(groups.starts.back());
-    std::vector<int64_t> next(groups.starts.begin(), groups.starts.end() - 1);
-    for (int64_t i = 0; i < routes; i++) {
-        if (owner[i] == kElsewhere) continue;
-        const int64_t at = next[owner[i]]++;
-        groups.tokens[at] = static_cast<int32_t>(i / top_k);
-        groups.weights[at] = weights[i];
+    for (int64_t i = 0; i < all; i++) {
+        const int32_t expert = routes.ids[i];
+        if (routes.slices[expert] == nullptr) continue;
+        const int64_t at = next[expert]++;
+        tokens[at] = static_cast<int32_t>(i / routes.top_k);
+        weights[at] = routes.weights[i];
     }
-    return groups;
+    return {works, count};
 }
 
 }  // namespace strata::cpu

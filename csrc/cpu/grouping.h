@@ -2,28 +2,29 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "cpu/arena.h"
 #include "cpu/experts.h"
 
 namespace strata::cpu {
 
-// The routing of a batch turned round: for each active expert its tokens, ascending, with their weights.
-struct Grouping {
-    std::vector<int32_t> tokens;
-    std::vector<float> weights;
-    std::vector<int64_t> starts;  // [active + 1]
-
-    ExpertWork work(int64_t index, const FfnSlice* slices) const {
-        const int64_t start = starts[index];
-        return {slices, tokens.data() + start, weights.data() + start,
-                static_cast<int>(starts[index + 1] - start)};
-    }
+// Where tokens go: ids, weights [tokens][top_k]. slices: per expert where its slices stand, or null for those
+// that are computed elsewhere. Every id is below `experts`.
+struct Routes {
+    const int32_t* ids;
+    const float* weights;
+    int64_t tokens, top_k;
+    const FfnSlice* const* slices;
+    int experts;
 };
 
-// ids, weights [tokens][top_k]; active: ascending ids of the experts wanted. Routes to other experts are left
-// out: they are computed elsewhere.
-Grouping group_tokens(const int32_t* ids, const float* weights, int64_t tokens, int64_t top_k,
-                      const std::vector<int32_t>& active);
+struct ExpertWorks {
+    const ExpertWork* works;
+    int count;
+};
+
+// The routing turned round: the experts that stand here and have tokens, ascending, each with its tokens
+// ascending and their weights. All memory is the arena's.
+ExpertWorks group_tokens(Arena& arena, const Routes& routes);
 
 }  // namespace strata::cpu

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/activations.h"
+#include "cpu/parallel.h"
 
 namespace strata::cpu {
 namespace {
@@ -81,9 +82,8 @@ void head_linear(Cpu& cpu, const Matrix& matrix, const float* x, int tokens, int
 
 void embedding(Cpu& cpu, const Matrix& matrix, const int32_t* ids, int tokens, float scale, float* y) {
     const DecodeRowFn decode = cpu.kernels.decode_row[matrix.code];
-    cpu.pool.run([&](int worker) {
-        const Range mine = share(tokens, worker, cpu.pool.size());
-        for (int64_t t = mine.begin; t < mine.end; t++) {
+    parallel_for(cpu.pool, tokens, 4 * matrix.cols, [&](size_t begin, size_t end) {
+        for (size_t t = begin; t < end; t++) {
             float* out = y + t * matrix.cols;
             decode(matrix, ids[t], out);
             for (int i = 0; i < matrix.cols; i++) out[i] *= scale;

@@ -32,7 +32,7 @@ void rms_norm_run(const float* x, const float* weight, float* y, size_t dim, flo
     for (; i < dim; ++i) y[i] = x[i] * factor * weight[i];
 }
 
-static void add_scaled(float* residual, const float* branch, float scale, size_t dim) {
+static void add_run(float* residual, const float* branch, float scale, size_t dim) {
     const __m256 factor = _mm256_set1_ps(scale);
     size_t i = 0;
     for (; i + 8 <= dim; i += 8) {
@@ -40,7 +40,7 @@ static void add_scaled(float* residual, const float* branch, float scale, size_t
             _mm256_fmadd_ps(_mm256_loadu_ps(branch + i), factor, _mm256_loadu_ps(residual + i));
         _mm256_storeu_ps(residual + i, sum);
     }
-    for (; i < dim; ++i) residual[i] += scale * branch[i];
+    for (; i < dim; ++i) residual[i] = std::fma(branch[i], scale, residual[i]);
 }
 
 void rms_norm(ThreadPool& pool, const float* x, const float* weight, float* y, size_t groups, size_t dim,
@@ -50,13 +50,10 @@ void rms_norm(ThreadPool& pool, const float* x, const float* weight, float* y, s
     });
 }
 
-void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float scale, const float* weight,
-                  float* y, size_t rows, size_t dim, float eps) {
-    parallel_for(pool, rows, 2 * dim, [&](size_t begin, size_t end) {
-        for (size_t row = begin; row < end; ++row) {
-            add_scaled(residual + row * dim, branch + row * dim, scale, dim);
-            rms_norm_run(residual + row * dim, weight, y + row * dim, dim, eps);
-        }
+void add_scaled(ThreadPool& pool, float* residual, const float* branch, float scale, size_t rows,
+                size_t dim) {
+    parallel_for(pool, rows, dim, [&](size_t begin, size_t end) {
+        add_run(residual + begin * dim, branch + begin * dim, scale, (end - begin) * dim);
     });
 }
 

@@ -1,4 +1,4 @@
-// RMSNorm, alone and joined with the residual addition before it.
+// RMSNorm, and the addition of a branch to the residual stream.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,12 @@
 namespace strata::cpu {
 
 // y[i] = x[i] / sqrt(mean(x^2) + eps) * weight over each of `groups` consecutive runs of `dim` floats.
-// x and y may be the same memory. The mean is accumulated in f64 blocks of f32 lanes.
+// x and y may be the same memory. The mean is accumulated in blocks of f32 lanes.
 void rms_norm(ThreadPool& pool, const float* x, const float* weight, float* y, size_t groups, size_t dim,
               float eps);
 
-// residual += scale * branch, then y = rms_norm(residual); row by row, `dim` floats each.
-void add_rms_norm(ThreadPool& pool, float* residual, const float* branch, float scale, const float* weight,
-                  float* y, size_t rows, size_t dim, float eps);
+// residual += scale * branch, `rows` rows of `dim` floats; each sum is rounded once.
+void add_scaled(ThreadPool& pool, float* residual, const float* branch, float scale, size_t rows, size_t dim);
 
 // One run on the calling thread; other ops normalise heads with it.
 void rms_norm_run(const float* x, const float* weight, float* y, size_t dim, float eps);

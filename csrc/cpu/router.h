@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/thread_pool.h"
+#include "cpu/cpu.h"
 
 namespace strata::cpu {
 
@@ -13,7 +13,7 @@ enum class GroupScore { max, top2 };
 
 // The same meanings as RouterSpec in strata/plan/spec.py.
 struct RouterArgs {
-    size_t rows, experts, top_k;
+    size_t experts, top_k;
     RouterScore score;
     bool normalize;
     float normalize_eps, scale;
@@ -24,6 +24,6 @@ struct RouterArgs {
 
 // logits f32 [rows, experts] -> ids i32 [rows, top_k] by falling score, weights f32 [rows, top_k].
 // Equal scores: the lower expert index first.
-void route(ThreadPool& pool, const RouterArgs& args, const float* logits, int32_t* ids, float* weights);
+void route(Cpu& cpu, const RouterArgs& args, const float* logits, size_t rows, int32_t* ids, float* weights);
 
 }  // namespace strata::cpu

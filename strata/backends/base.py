@@ -7,19 +7,30 @@ packed as in Batch. `Weight` is a backend's handle on a packed matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.backends.parts import (
+    Array,
+    Attention,
+    AttentionCall,
+    ExpertBank,
+    Experts,
+    FeedForward,
+    Gating,
+    Norm,
+    Router,
+    Routing,
+    Weight,
+)
 from strata.core import Batch
 from strata.plan.spec import AttentionSpec, ModelSpec, RouterSpec
-from strata.store.formats import ExpertLayout, PackedTensor
+from strata.store.formats import PackedTensor
 
-Array = Any
-Weight = Any
 KvDtype = Literal["int8", "bf16", "f32"]
 
 
@@ -59,36 +70,6 @@ class KvSpec:
         return self.layers * self.page_tokens * self.kv_heads * (dim * width + scales)
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """What one attention op needs beside its arrays. window: tokens seen, 0 = all. sinks: f32 [heads]."""
-
-    layer: int
-    heads: int
-    scale: float
-    window: int = 0
-    sinks: Array | None = None
-
-
-@dataclass(frozen=True)
-class ExpertBank:
-    """The routed experts of one layer: `record(index)` is an expert's bytes, u8 [layout.record_bytes]."""
-
-    layer: int
-    layout: ExpertLayout
-    record: Callable[[int], NDArray[np.uint8]]
-
-
-@dataclass(frozen=True)
-class Gating:
-    """The gated activation between gate_up and down: silu(g)*u, gelu_tanh(g)*u, or gpt-oss's clamped
-    `(min(g, limit) * sigmoid(alpha * g)) * (clip(u, -limit, limit) + 1)`."""
-
-    kind: Literal["silu", "gelu_tanh", "swiglu_clamped"] = "silu"
-    alpha: float = 1.702
-    limit: float = 7.0
-
-
 class Backend(Protocol):
     """Every method is one op; shapes are checked at this border and errors name op and numbers."""
 
@@ -106,16 +87,40 @@ class Backend(Protocol):
         """A plain vector or matrix (norm, bias, router) as f32."""
         ...
 
+    def kv_cache(self, spec: KvSpec, pages: int) -> Any:
+        """Storage for `pages` KV pages; memory.kv_pages decides which request owns which."""
+        ...
+
+    # What the decoder calls: a few ops per layer. `composed.ComposedOps` makes them of those below.
+
     def embedding(self, weight: Weight, token_ids: NDArray[np.int32], scale: float) -> Array:
         """Rows of a packed matrix: f32 [rows, hidden] * scale."""
         ...
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        """x / sqrt(mean(x^2) + eps) * weight over the last len(weight) elements of each group of them."""
+    def attend(self, residual: Array, part: Attention, cache: Any, batch: Batch) -> None:
+        """residual += attention, in place; the new tokens' keys and values are in the cache afterwards."""
         ...
 
-    def add_rms_norm(self, residual: Array, branch: Array, scale: float, weight: Array, eps: float) -> Array:
-        """residual += scale * branch, in place; returns rms_norm(residual)."""
+    def feed_forward(self, residual: Array, part: FeedForward) -> None:
+        """residual += FFN, in place."""
+        ...
+
+    def choose_experts(self, residual: Array, part: Router) -> Routing:
+        """The experts of every row, by the normalized residual."""
+        ...
+
+    def apply_experts(self, residual: Array, routing: Routing, part: Experts) -> None:
+        """residual += routed experts + shared expert, in place."""
+        ...
+
+    def logits(self, residual: Array, rows: NDArray[np.int32], norm: Norm, head: Weight) -> Array:
+        """Logits f32 [len(rows), vocab] of some rows; valid until the backend's next `logits`."""
+        ...
+
+    # Elementary ops.
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight over the last len(weight) elements of each group of them."""
         ...
 
     def add(self, residual: Array, branch: Array, scale: float = 1.0) -> None:
@@ -173,10 +178,6 @@ class Backend(Protocol):
         """
         ...
 
-    def kv_cache(self, spec: KvSpec, pages: int) -> Any:
-        """Storage for `pages` KV pages; memory.kv_pages decides which request owns which."""
-        ...
-
     def attention(
         self, q: Array, k: Array, v: Array | None, cache: Any, batch: Batch, call: AttentionCall
     ) -> Array:
@@ -196,9 +197,18 @@ class Backend(Protocol):
         ...
 
     def experts(
-        self, x: Array, ids: NDArray[np.int32], weights: NDArray[np.float32], bank: ExpertBank, gating: Gating
+        self,
+        x: Array,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        bank: ExpertBank,
+        gating: Gating,
+        active: Sequence[int] | None = None,
     ) -> Array:
-        """Routed experts, tokens gathered per expert; sum of weight * expert(x) in fixed expert order."""
+        """Routed experts, tokens gathered per expert; sum of weight * expert(x) in ascending expert order.
+
+        active: the experts computed here, ascending; what is routed to others is left out. None: all.
+        """
         ...
 
     def to_numpy(self, x: Array) -> NDArray[np.float32]:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends import isa
-from strata.backends.cpu_tokens import TokenOps
-from strata.backends.cpu_weights import WeightOps
+from strata.backends.composed import ComposedOps
+from strata.backends.cpu_layers import LayerOps
 from strata.hardware.cpu import choose_cpus
 from strata.store.formats import FORMATS
 
@@ -25,7 +25,7 @@ F32 = NDArray[np.float32]
 _PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
 
 
-class CpuBackend(TokenOps, WeightOps):
+class CpuBackend(LayerOps, ComposedOps):
     """See `base.Backend` for what each op does."""
 
     name = "cpu"
@@ -64,10 +64,6 @@ class CpuBackend(TokenOps, WeightOps):
     def vector(self, values: NDArray[Any]) -> F32:
         """An f32 copy, C-contiguous."""
         return np.array(values, dtype=np.float32, order="C")
-
-    def add(self, residual: F32, branch: F32, scale: float = 1.0) -> None:
-        """residual += scale * branch."""
-        residual += branch if scale == 1.0 else branch * np.float32(scale)
 
     def take_rows(self, x: F32, rows: NDArray[np.int32]) -> F32:
         """x[rows]."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import AttentionCall, KvSpec
+from strata.backends.base import KvSpec
+from strata.backends.parts import AttentionCall
 from strata.backends.rope import rope_tables
 from strata.core import Batch
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
@@ -64,6 +65,7 @@ class TokenOps:
     cpu: Any
 
     def __init__(self) -> None:
+        super().__init__()
         self._rope = RopeCache()
         self._sequences: tuple[Batch, list[Any]] | None = None
 
@@ -73,16 +75,14 @@ class TokenOps:
         self.ops.rms_norm(self.cpu, x, weight, y, eps)
         return y
 
-    def add_rms_norm(self, residual: F32, branch: F32, scale: float, weight: F32, eps: float) -> F32:
-        """residual += scale * branch, then its norm."""
-        y = np.empty_like(residual)
-        self.ops.add_rms_norm(self.cpu, residual, branch, scale, weight, y, eps)
-        return y
+    def add(self, residual: F32, branch: F32, scale: float = 1.0) -> None:
+        """residual += scale * branch, each sum rounded once."""
+        self.ops.add(self.cpu, residual, branch, scale)
 
     def scaled_by_sigmoid(self, x: F32, gate: F32) -> F32:
         """x * sigmoid(gate)."""
-        with np.errstate(over="ignore"):
-            scaled: F32 = x / (1 + np.exp(-gate))
+        scaled = x.copy()
+        self.ops.scale_by_sigmoid(self.cpu, scaled, gate)
         return scaled
 
     def plain_linear(self, x: F32, matrix: F32, bias: F32 | None = None) -> F32:

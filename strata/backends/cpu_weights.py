@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import ExpertBank, Gating
+from strata.backends.handles import Handles
+from strata.backends.parts import ExpertBank, Gating
 from strata.store.formats import ExpertLayout, PackedTensor
 
 F32 = NDArray[np.float32]
@@ -37,6 +39,10 @@ class WeightOps:
     cpu: Any
     exact: bool
     """Whether activations stay f32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handles = Handles()
 
     def weight(self, tensor: PackedTensor) -> CpuWeight:
         """A handle that keeps a view of `tensor.data`."""
@@ -67,18 +73,28 @@ class WeightOps:
         return result
 
     def experts(
-        self, x: F32, ids: NDArray[np.int32], weights: NDArray[np.float32], bank: ExpertBank, gating: Gating
+        self,
+        x: F32,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        bank: ExpertBank,
+        gating: Gating,
+        active: Sequence[int] | None = None,
     ) -> F32:
         """Routed experts in ascending order of their index, slice after slice."""
-        active = sorted(set(ids.ravel().tolist()))  # np.unique takes 20 times longer for one token
-        records = [bank.record(index) for index in active]
         kind = _gating(self.ops, gating)
-        shape = _record_shape(self.ops, bank.layout)
         chosen = np.ascontiguousarray(ids, dtype=np.int32)
         result: F32 = self.ops.experts(
-            self.cpu, _f32(x), chosen, _f32(weights), active, records, shape, kind, self.exact
+            self.cpu, _f32(x), chosen, _f32(weights), self._table(bank), kind, self.exact, active
         )
         return result
+
+    def _table(self, bank: ExpertBank) -> Any:
+        """The bank's records as C++ keeps them; each is asked for when it is first needed."""
+        return self._handles.of(bank, self._make_table)
+
+    def _make_table(self, bank: ExpertBank) -> Any:
+        return self.ops.ExpertTable(_record_shape(self.ops, bank.layout), bank.count, bank.record)
 
 
 def _f32(x: NDArray[Any]) -> F32:

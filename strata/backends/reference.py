@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strata.backends import reference_attention, reference_router
-from strata.backends.base import AttentionCall, ExpertBank, Gating, KvSpec
+from strata.backends.base import KvSpec
+from strata.backends.composed import ComposedOps
+from strata.backends.parts import AttentionCall, ExpertBank, Gating
 from strata.backends.reference_attention import PagedKv
 from strata.backends.reference_ffn import GatedFfn, expert_of, plus
 from strata.backends.rope import rope_tables
@@ -44,7 +46,7 @@ class ReferenceWeight:
         return torch.from_numpy(unpack(self.tensor)).to(self.dtype)
 
 
-class ReferenceBackend:
+class ReferenceBackend(ComposedOps):
     """See `base.Backend` for what each op does; `dtype` float64 serves as the judge of f32 results."""
 
     name = "reference"
@@ -86,13 +88,6 @@ class ReferenceBackend:
             return (groups * torch.rsqrt(groups.square().mean(dim=1, keepdim=True) + eps) * weight).flatten()
 
         return _by_rows(x, normed)
-
-    def add_rms_norm(
-        self, residual: Tensor, branch: Tensor, scale: float, weight: Tensor, eps: float
-    ) -> Tensor:
-        """Joins a branch to the residual and normalizes it."""
-        self.add(residual, branch, scale)
-        return self.rms_norm(residual, weight, eps)
 
     def add(self, residual: Tensor, branch: Tensor, scale: float = 1.0) -> None:
         """residual += scale * branch."""
@@ -207,10 +202,11 @@ class ReferenceBackend:
         weights: NDArray[np.float32],
         bank: ExpertBank,
         gating: Gating,
+        active: Sequence[int] | None = None,
     ) -> Tensor:
         """Every routed expert once, its tokens one by one; a token adds its experts in ascending order."""
         output = torch.zeros_like(x)
-        for index in np.unique(ids):
+        for index in np.unique(ids) if active is None else active:
             expert = expert_of(bank.record(int(index)), bank.layout, self.dtype)
             for row, choice in zip(*np.nonzero(ids == index), strict=True):
                 output[row] += float(weights[row, choice]) * expert.apply(x[row].clone(), gating)

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strata.backends.base import AttentionCall, KvSpec
+from strata.backends.base import KvSpec
+from strata.backends.parts import AttentionCall
 from strata.core import Batch, Sequence
 
 

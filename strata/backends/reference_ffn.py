@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strata.backends.base import Gating
+from strata.backends.parts import Gating
 from strata.store.formats import ExpertLayout, PackedShape, PackedTensor
 from strata.store.pack import unpack
 

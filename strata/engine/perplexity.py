@@ -108,7 +108,8 @@ def predictions(
             part = tokens[start : min(start + chunk, len(tokens) - 1)]
             rows = np.arange(len(part), dtype=np.int32)
             batch = Batch(part, rows + np.int32(start), (Rows(0, len(part), start, pages),), rows)
-            logits = decoder.backend.to_numpy(decoder.forward(batch, cache))
+            # A copy, because callers keep several: the decoder's own are overwritten by the next pass.
+            logits = decoder.backend.to_numpy(decoder.forward(batch, cache)).copy()
             yield Predictions(logits, tokens[start + 1 : start + 1 + len(part)].astype(np.int64))
 
 

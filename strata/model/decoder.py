@@ -5,24 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.backends.base import Array, Backend, Weight
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import Backend
+from strata.backends.parts import Array, Attention, FeedForward, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
-from strata.model.attention import Attention, load_attention
-from strata.model.ffn import Ffn, Routes, load_ffn
+from strata.model.attention import load_attention
+from strata.model.ffn import RoutedFfn, load_ffn
 from strata.model.loading import Weights, WeightStore
 from strata.plan.spec import ModelSpec
 from strata.store import names
 
+Routes = dict[int, NDArray[np.int32]]
+"""Expert ids i32 `[rows, top_k]` that the routers of one forward pass chose, by layer."""
+
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer: normalized residual -> attention -> residual -> normalized -> FFN -> residual."""
+    """One layer: its attention, then its FFN, each added to the residual stream."""
 
-    attention_norm: Array
     attention: Attention
-    ffn_norm: Array
-    ffn: Ffn
+    ffn: FeedForward | RoutedFfn
 
 
 class Decoder:
@@ -42,7 +47,7 @@ class Decoder:
         self.embed = weights.matrix(names.EMBED, spec.vocab, spec.hidden)
         self.head = self._load_head(weights)
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.
-        self.final_norm = weights.vector(names.FINAL_NORM, spec.hidden, scale=spec.logit_scale)
+        self.final_norm = weights.norm(names.FINAL_NORM, spec.hidden, spec.norm_eps, scale=spec.logit_scale)
         self.layers = [self._load_layer(weights, index) for index in range(spec.layers)]
         self.routes: Routes = {}
         self.expert_bytes = {
@@ -57,21 +62,23 @@ class Decoder:
     def forward(self, batch: Batch, cache: Any) -> Array | None:
         """Compute every row and append its keys and values to `cache` (the backend's `kv_cache`).
 
-        Returns logits f32 `[len(logit_rows), vocab]`, None when no row's logits are wanted.
+        Returns logits f32 `[len(logit_rows), vocab]`, None when no row's logits are wanted; they are valid
+        until the next pass.
         """
-        ops, spec = self.backend, self.spec
-        residual = ops.embedding(self.embed, batch.token_ids, spec.embedding_scale)
-        hidden = ops.rms_norm(residual, self.layers[0].attention_norm, spec.norm_eps)
-        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.final_norm]
+        ops = self.backend
         self.routes = {}
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            branch = layer.attention.forward(hidden, cache, batch)
-            hidden = ops.add_rms_norm(residual, branch, spec.residual_scale, layer.ffn_norm, spec.norm_eps)
-            branch = layer.ffn.forward(hidden, self.routes)
-            hidden = ops.add_rms_norm(residual, branch, spec.residual_scale, next_norm, spec.norm_eps)
+        residual = ops.embedding(self.embed, batch.token_ids, self.spec.embedding_scale)
+        for index, layer in enumerate(self.layers):
+            ops.attend(residual, layer.attention, cache, batch)
+            if isinstance(layer.ffn, FeedForward):
+                ops.feed_forward(residual, layer.ffn)
+            else:
+                routing = ops.choose_experts(residual, layer.ffn.router)
+                self.routes[index] = routing.ids
+                ops.apply_experts(residual, routing, layer.ffn.experts)
         if len(batch.logit_rows) == 0:
             return None
-        return ops.linear(ops.take_rows(hidden, batch.logit_rows), self.head)
+        return ops.logits(residual, batch.logit_rows, self.final_norm, self.head)
 
     def _load_head(self, weights: Weights) -> Weight:
         if self.spec.tied_head:
@@ -79,10 +86,5 @@ class Decoder:
         return weights.matrix(names.HEAD, self.spec.vocab, self.spec.hidden)
 
     def _load_layer(self, weights: Weights, index: int) -> DecoderLayer:
-        spec, part = self.spec, weights.layer(index)
-        return DecoderLayer(
-            attention_norm=part.vector("attn_norm.weight", spec.hidden),
-            attention=load_attention(spec, part, index),
-            ffn_norm=part.vector("ffn_norm.weight", spec.hidden),
-            ffn=load_ffn(spec, part, index),
-        )
+        part = weights.layer(index)
+        return DecoderLayer(load_attention(self.spec, part, index), load_ffn(self.spec, part, index))

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import Array, Backend, ExpertBank, Weight
+from strata.backends.base import Backend
+from strata.backends.parts import Array, ExpertBank, Norm, Weight
 from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.store import names
@@ -77,11 +78,14 @@ class Weights:
         """`vector`, or None for models that do not have this part."""
         return self.vector(part, *shape) if wanted else None
 
-    def experts(self, layer: int) -> ExpertBank:
+    def norm(self, part: str, size: int, eps: float, scale: float = 1.0) -> Norm:
+        """An RMSNorm over `size` elements."""
+        return Norm(self.vector(part, size, scale=scale), eps)
+
+    def experts(self, layer: int, count: int) -> ExpertBank:
         """The routed experts of a layer: the one place they come from."""
-        return ExpertBank(
-            layer, self.store.expert_layout(layer), lambda index: self.store.expert(ExpertId(layer, index))
-        )
+        layout = self.store.expert_layout(layer)
+        return ExpertBank(layer, count, layout, lambda index: self.store.expert(ExpertId(layer, index)))
 
     def _check(self, part: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:

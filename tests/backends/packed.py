@@ -56,7 +56,7 @@ def _blank(codes: Codes, rows: np.ndarray, zero_code: int) -> None:
 def random_bank(layout: ExpertLayout, experts: int, seed: int = 0) -> ExpertBank:
     """Experts of random codes (and random biases where the layout has them)."""
     records = [_record(layout, seed * 1000 + index) for index in range(experts)]
-    return ExpertBank(0, layout, records.__getitem__)
+    return ExpertBank(0, experts, layout, records.__getitem__)
 
 
 def _record(layout: ExpertLayout, seed: int) -> np.ndarray:

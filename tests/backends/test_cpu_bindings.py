@@ -58,17 +58,35 @@ def test_record_shapes_that_cannot_be_are_refused(changed: dict[str, int], messa
         EXTENSION.RecordShape(**numbers(**changed))
 
 
-@pytest.mark.parametrize("active", [[1, 0], [0, 0]])
-def test_active_experts_must_ascend(active: list[int]) -> None:
-    """They are searched by bisection: routes to one that is out of order would be dropped in silence."""
-    records = [np.zeros(LAYOUT.record_bytes, np.uint8)] * 2
-    x, ids, weights = np.ones((1, 64), np.float32), np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32)
-    gating = EXTENSION.Gating("silu", 1.0, 1.0)
-    shape = EXTENSION.RecordShape(**numbers())
+def experts(ids: list[int], active: list[int] | None = None, experts: int = 2) -> Any:
+    """One token routed to `ids`, with a table of empty records."""
+    table = EXTENSION.ExpertTable(
+        EXTENSION.RecordShape(**numbers()), experts, lambda index: np.zeros(LAYOUT.record_bytes, np.uint8)
+    )
+    x, gating = np.ones((1, 64), np.float32), EXTENSION.Gating("silu", 1.0, 1.0)
+    weights = np.ones((1, len(ids)), np.float32)
     cpu = CpuBackend(threads=1).cpu
-    EXTENSION.experts(cpu, x, ids, weights, [0, 1], records, shape, gating, False)
-    with pytest.raises(ValueError, match="do not ascend"):
-        EXTENSION.experts(cpu, x, ids, weights, active, records, shape, gating, False)
+    return EXTENSION.experts(cpu, x, np.array([ids], np.int32), weights, table, gating, False, active)
+
+
+@pytest.mark.parametrize(
+    ("ids", "active", "message"),
+    [
+        ([0, 1], [1, 0], "do not ascend"),
+        ([0, 1], [0, 0], "do not ascend"),
+        ([0, 1], [1, 2], "expert 2 was routed to, the layer has 2"),
+        ([0, 2], None, "expert 2 was routed to, the layer has 2"),
+        ([0, 2], [0], "expert 2 was routed to, the layer has 2"),
+        ([-1, 0], None, "expert -1 was routed to"),
+    ],
+    ids=str,
+)
+def test_experts_that_are_not_there_are_refused(
+    ids: list[int], active: list[int] | None, message: str
+) -> None:
+    experts([0, 1], [0, 1])
+    with pytest.raises(ValueError, match=message):
+        experts(ids, active)
 
 
 KV = {"layers": 2, "pages": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 8, "page_tokens": 8}

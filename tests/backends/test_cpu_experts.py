@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -83,15 +84,69 @@ def test_gatings_biases_slices_and_odd_widths(isa: str, shape: ExpertLayout, gat
             assert relative(got, want(bank, tokens, gating)) < bound
 
 
-def test_no_tokens_and_experts_without_tokens() -> None:
+def test_records_are_asked_for_once_and_when_needed() -> None:
     backend, asked = CpuBackend(threads=2), []
     bank = random_bank(layout(), EXPERTS)
     watched = replace(bank, record=lambda index: asked.append(index) or bank.record(index))
     x, ids, weights = batch(0, 128)
     assert backend.experts(x, ids, weights, watched, GATINGS[0]).shape == (0, 128)
+    assert asked == []
     x, ids, weights = batch(12, 128)
-    backend.experts(x, ids, weights, watched, GATINGS[0])
-    assert asked == sorted(set(ids.flatten().tolist()))
+    backend.experts(x, ids, weights, replace(watched), GATINGS[0])  # another bank, so another table
+    asked.clear()
+    for _ in range(2):
+        backend.experts(x, ids, weights, watched, GATINGS[0])
+    assert sorted(asked) == sorted(set(ids.flatten().tolist()))
+
+
+def test_what_cannot_be_read_is_asked_for_again() -> None:
+    """An error of the store reaches the caller, and the next step may have more luck."""
+    backend, bank = CpuBackend(threads=1), random_bank(layout(), EXPERTS)
+    failing = [True]
+
+    def record(index: int) -> np.ndarray:
+        if failing and index == 2:
+            failing.pop()
+            raise OSError("the disk is gone")
+        return bank.record(index)
+
+    x, ids, weights = batch(1, 128)
+    ids[:] = [[1, 2]]
+    watched = replace(bank, record=record)
+    with pytest.raises(OSError, match="the disk is gone"):
+        backend.experts(x, ids, weights, watched, GATINGS[0])
+    again = backend.experts(x, ids, weights, watched, GATINGS[0])
+    assert np.array_equal(again, backend.experts(x, ids, weights, bank, GATINGS[0]))
+
+
+def test_a_table_lives_as_long_as_its_bank() -> None:
+    backend, bank = CpuBackend(threads=1), random_bank(layout(), EXPERTS)
+    record = bank.record(1)
+    held = sys.getrefcount(record)
+    x, ids, weights = batch(1, 128)
+    ids[:] = [[1, 2]]
+    backend.experts(x, ids, weights, bank, GATINGS[0])
+    assert sys.getrefcount(record) > held
+    del bank
+    assert sys.getrefcount(record) < held
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(threads=2), ReferenceBackend()], ids=lambda b: b.name)
+def test_a_subset_of_the_experts(backend: CpuBackend | ReferenceBackend) -> None:
+    """Two halves computed in two places add up to the whole; only their own experts are read."""
+    bank = random_bank(layout(), EXPERTS)
+    x, ids, weights = batch(9, 128)
+    rows = x if backend.name == "cpu" else torch.from_numpy(x)
+    whole = backend.experts(rows, ids, weights, bank, GATINGS[0])
+    asked: list[int] = []
+    watched = replace(bank, record=lambda index: asked.append(index) or bank.record(index))
+    parts = [
+        backend.experts(rows, ids, weights, watched, GATINGS[0], active) for active in ([1, 3, 4], [0, 2, 5])
+    ]
+    assert sorted(asked) == [0, 1, 2, 3, 4, 5]
+    np.testing.assert_allclose(parts[0] + parts[1], whole, rtol=1e-5, atol=1e-5)
+    nothing = backend.experts(rows, ids, weights, watched, GATINGS[0], [])
+    assert not np.asarray(nothing).any()
 
 
 @pytest.mark.parametrize("activations", ["int8", "f32"])

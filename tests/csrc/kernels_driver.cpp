@@ -106,18 +106,16 @@ void try_experts(Cpu& cpu, int code, int tokens) {
     const auto x = activations(static_cast<size_t>(tokens) * kHidden), weights = activations(tokens * 2);
     std::vector<int32_t> ids;
     for (int t = 0; t < tokens; t++) ids.insert(ids.end(), {t % kExperts, (t + 1) % kExperts});
-    const std::vector<int32_t> active{0, 1, 2};
-    const Grouping groups = group_tokens(exact(ids).get(), weights.get(), tokens, 2, active);
-    std::vector<ExpertWork> works;
-    for (int e = 0; e < kExperts; e++)
-        if (groups.work(e, &slice).count > 0) works.push_back(groups.work(e, &slice));
+    const std::vector<const FfnSlice*> slices(kExperts, &slice);
+    const auto exact_ids = exact(ids);
+    const ExpertWorks found =
+        group_tokens(cpu.arena, {exact_ids.get(), weights.get(), tokens, 2, slices.data(), kExperts});
     const size_t n = static_cast<size_t>(tokens) * kHidden;
     const std::unique_ptr<float[]> fast(new float[n]), slow(new float[n]);
     for (const Gate kind : {Gate::kSilu, Gate::kGeluTanh, Gate::kSwigluClamped}) {
         const Gating gating{kind, 1.7f, 7.0f};
-        const int count = static_cast<int>(works.size());
-        gated_ffn(cpu, x.get(), tokens, kHidden, works.data(), count, 1, gating, false, fast.get());
-        gated_ffn(cpu, x.get(), tokens, kHidden, works.data(), count, 1, gating, true, slow.get());
+        gated_ffn(cpu, x.get(), tokens, kHidden, found.works, found.count, 1, gating, false, fast.get());
+        gated_ffn(cpu, x.get(), tokens, kHidden, found.works, found.count, 1, gating, true, slow.get());
         close(fast.get(), slow.get(), n, "gated_ffn", code);
     }
 }

@@ -91,7 +91,7 @@ def test_op_figures_are_medians_over_runs() -> None:
             OpTotal("linear", "a", 4, seconds, 80, 16, quantized=True),
             OpTotal("route", "", 2, 9.0, 0, 9),
         )
-        return Run(2, 20.0, 80, 0, limits, limits, OpTimes(2, ops, rest=1.0, native=None))
+        return Run(2, 20.0, 80, 0, limits, limits, OpTimes(2, 20.0, ops, native=None))
 
     known = Limits(40.0, 32.0)
     figures = op_figures(Result(Case("decode", 2), tuple(run(s, known) for s in (4.0, 2.0, 1.0))))
@@ -211,10 +211,11 @@ def test_op_timer_counts_every_op_and_all_bytes(name: str) -> None:
     run = Bench(engine, Limits, timer=timer).measure(Case("decode", 4, depth=3), 1).runs[0]
     assert run.ops is not None and run.ops.steps == 4
     found = {(op.name, op.shape): op for op in run.ops.ops}
-    layers = SPECS[name].layers
+    layers, experts = SPECS[name].layers, SPECS[name].experts
+    shared = 4 * (layers - 1) if experts is not None and experts.shared_width else 0
     assert sum(op.calls for op in run.ops.ops if op.name == "attention") == 4 * layers
     assert sum(op.calls for op in run.ops.ops if op.name == "experts") == 4 * (layers - 1)
-    assert found["add_rms_norm", "32"].calls == 4 * 2 * layers
+    assert found["add", "32"].calls == 4 * 2 * layers + shared
     assert {op.name for op in run.ops.ops if op.quantized} >= {"linear", "experts"}
     assert not any(op.quantized for op in run.ops.ops if op.name in ("attention", "plain_linear", "route"))
     # The embedding's row is in the ops' bytes and not in the engine's; norms and biases the other way round.
@@ -236,19 +237,36 @@ def test_op_timer_forgets_what_came_before_the_run() -> None:
 
 def test_attention_costs_follow_the_window() -> None:
     """Three rows from token 4 on with a window of 5: 4 + 3 tokens seen, pairs 5 + 5 + 5."""
-    from strata.backends.base import AttentionCall, KvSpec
-    from strata.engine.bench.ops import _Costs
-
-    costs = _Costs()
-    costs.kv = KvSpec(2, 2, 16, 16, 8, "bf16")
-    pages = np.zeros(1, np.int32)
-    empty = np.zeros(0, np.int32)
-    batch = Batch(empty, empty, (Sequence(0, 3, 4, pages),), empty)
-    windowed = costs.attention(None, None, None, None, batch, AttentionCall(0, 4, 1.0, window=5))
-    full = costs.attention(None, None, None, None, batch, AttentionCall(0, 4, 1.0))
+    timer = OpTimer()
+    engine = make_engine(gpt_oss_spec(), timer, kv_dtype="bf16")  # windows of 5, 0 and 5 tokens
+    pages, rows = np.zeros(1, np.int32), np.arange(4, dtype=np.int32)
+    decoder, cache = engine.decoder, engine.executor.cache
+    decoder.forward(Batch(rows, rows, (Sequence(0, 4, 0, pages),), rows[:0]), cache)
+    timer.start()
+    decoder.forward(Batch(rows[:3], rows[:3] + 4, (Sequence(0, 3, 4, pages),), rows[:0]), cache)
+    found = {op.shape: op for op in timer.stop(1, 1.0).ops if op.name == "attention"}
+    windowed, full = found["bf16 4/2 x 16, window 5"], found["bf16 4/2 x 16"]
     token_bytes = 2 * 2 * 16 * 2
-    assert (windowed.bytes, windowed.macs) == (7 * token_bytes, 15 * 4 * 32)
-    assert (full.bytes, full.macs) == (7 * token_bytes, (5 + 6 + 7) * 4 * 32)
+    assert (windowed.calls, windowed.bytes, windowed.macs) == (2, 2 * 7 * token_bytes, 2 * 15 * 4 * 32)
+    assert (full.calls, full.bytes, full.macs) == (1, 7 * token_bytes, (5 + 6 + 7) * 4 * 32)
+
+
+def test_a_backend_without_a_clock_is_timed_from_outside() -> None:
+    timer, spec = OpTimer(time=Clock()), moe_spec()
+    decoder = Decoder(spec, TinyStore(spec), timer.wrap(make_backend("reference", None, "f32")))
+    engine = Engine(decoder, EngineOptions(64, 16, VOCAB, 8, "f32", CHUNK))
+    run = Bench(engine, Limits, timer=timer).measure(Case("decode", 4), 1).runs[0]
+    assert run.ops is not None and run.ops.native is None
+    calls = {
+        "embedding": 4,
+        "attend": 8,
+        "feed_forward": 4,
+        "choose_experts": 4,
+        "apply_experts": 4,
+        "logits": 4,
+    }
+    assert {op.name: op.calls for op in run.ops.ops} == calls
+    assert all(op.seconds == op.calls for op in run.ops.ops)
 
 
 @pytest.mark.parametrize(

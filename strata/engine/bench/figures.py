@@ -57,18 +57,20 @@ class OpTotal:
 
 @dataclass(frozen=True)
 class OpTimes:
-    """A run's steps by op. rest: seconds outside of all ops; native: seconds inside compiled code, None where
-    the backend has none."""
+    """A run's steps, which took `seconds`, by op.
+
+    native: seconds inside compiled code, None where the backend has none.
+    """
 
     steps: int
+    seconds: float
     ops: tuple[OpTotal, ...]
-    rest: float
     native: float | None
 
     @property
-    def seconds(self) -> float:
-        """All of it; the timing's own cost is in neither part."""
-        return self.rest + sum(op.seconds for op in self.ops)
+    def rest(self) -> float:
+        """Seconds outside of all ops."""
+        return self.seconds - sum(op.seconds for op in self.ops)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,179 @@
+// Python's view of gated FFNs and routed experts. Every shape is checked here.
+#include "bindings_experts.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <utility>
+
+using namespace strata::binding;
+using namespace strata::cpu;
+
+static int interleaved_rows(int width) { return 2 * ((width + 7) / 8 * 8); }
+
+namespace strata::binding {
+
+Matrix RecordShape::gate_up(const uint8_t* at) const {
+    return make_matrix(at, gate_up_code, interleaved_rows(slice_width), hidden);
+}
+
+Matrix RecordShape::down(const uint8_t* at) const { return make_matrix(at, down_code, hidden, slice_width); }
+
+void RecordShape::check() const {
+    check_code(gate_up_code);
+    check_code(down_code);
+    check_side("the hidden size of an expert record is", hidden);
+    check_side("the slice width of an expert record is", slice_width);
+    check_side("slices of an expert record are", slices);
+    const int64_t gate_up_bytes = gate_up(nullptr).bytes, down_bytes = down(nullptr).bytes;
+    expect("bytes of gate_up are", gate_up_bytes, "down begins at", down_offset);
+    expect("bytes of a slice are", gate_up_bytes + down_bytes, "the layout says", slice_bytes);
+    if (slices > record_bytes / slice_bytes || (biases && !biases_inside()))
+        throw py::value_error("an expert record's parts do not fit " + std::to_string(record_bytes));
+}
+
+// Differences, because sums of such numbers may wrap around; slices * slice_bytes is known to fit.
+bool RecordShape::biases_inside() const {
+    const int64_t bias_bytes = int64_t{4} * slices * interleaved_rows(slice_width);
+    return gate_up_bias_offset >= slices * slice_bytes && down_bias_offset >= gate_up_bias_offset &&
+           bias_bytes <= down_bias_offset - gate_up_bias_offset && record_bytes >= down_bias_offset &&
+           int64_t{4} * hidden <= record_bytes - down_bias_offset && gate_up_bias_offset % 4 == 0 &&
+           down_bias_offset % 4 == 0;
+}
+
+int64_t RecordShape::payload_bytes() const {
+    return biases ? down_bias_offset + int64_t{4} * hidden : slices * slice_bytes;
+}
+
+void RecordShape::slices_of(const uint8_t* record, FfnSlice* out) const {
+    const float* up_bias = reinterpret_cast<const float*>(record + gate_up_bias_offset);
+    const float* bias = reinterpret_cast<const float*>(record + down_bias_offset);
+    for (int i = 0; i < slices; i++) {
+        const uint8_t* part = record + i * slice_bytes;
+        out[i] = {gate_up(part), down(part + down_offset),
+                  biases ? up_bias + i * interleaved_rows(slice_width) : nullptr,
+                  biases && i == 0 ? bias : nullptr};
+    }
+}
+
+ExpertTable::ExpertTable(const RecordShape& shape, int experts, py::function record)
+    : shape_(shape), record_(std::move(record)) {
+    check_side("experts of a layer are", experts);
+    records_.resize(experts);
+    slices_.resize(product("experts", {static_cast<size_t>(experts), static_cast<size_t>(shape.slices)}));
+    known_.resize(experts);
+}
+
+void ExpertTable::touch(int32_t id) {
+    if (!is_expert(id))
+        throw py::value_error("expert " + std::to_string(id) + " was routed to, the layer has " +
+                              std::to_string(known_.size()));
+    if (known_[id] != nullptr) return;
+    U8 record = record_(id).cast<U8>();
+    expect("bytes of an expert's record are", record.size(), "its layout needs", shape_.record_bytes);
+    FfnSlice* slices = &slices_[static_cast<size_t>(id) * shape_.slices];
+    shape_.slices_of(record.data(), slices);
+    records_[id] = std::move(record);
+    known_[id] = slices;
+}
+
+void ExpertTable::prepare(const I32& ids, const F32& weights, int rows, const Active& active) {
+    expect("dimensions of ids are", ids.ndim(), "wanted are", 2);
+    expect("rows of ids are", ids.shape(0), "rows of x are", rows);
+    expect("routing weights are", weights.size(), "ids are", ids.size());
+    for (const int32_t *id = ids.data(), *end = id + ids.size(); id != end; ++id)
+        if (!active || !is_expert(*id)) touch(*id);
+    if (!active) return;
+    for (size_t i = 0; i < active->size(); i++) {
+        if (i > 0 && (*active)[i - 1] >= (*active)[i]) throw py::value_error("active experts do not ascend");
+        touch((*active)[i]);
+    }
+}
+
+Routes ExpertTable::routes(Arena& arena, const I32& ids, const F32& weights, const Active& active) const {
+    const int experts = static_cast<int>(known_.size());
+    const FfnSlice* const* slices = known_.data();
+    if (active) {
+        const FfnSlice** wanted = arena.take<const FfnSlice*>(experts);
+        std::fill_n(wanted, experts, nullptr);
+        for (const int32_t id : *active) wanted[id] = known_[id];
+        slices = wanted;
+    }
+    return {ids.data(), weights.data(), ids.shape(0), ids.shape(1), slices, experts};
+}
+
+Gating make_gating(const std::string& kind, float alpha, float limit) {
+    const char* const names[] = {"silu", "gelu_tanh", "swiglu_clamped"};
+    for (int i = 0; i < 3; i++)
+        if (kind == names[i]) return {static_cast<Gate>(i), alpha, limit};
+    throw py::value_error("no gated activation is called " + kind);
+}
+
+FfnSlice dense_slice(const PackedMatrix& gate_up, const PackedMatrix& down) {
+    expect("rows of down are", down.matrix.rows, "columns of gate_up are", gate_up.matrix.cols);
+    expect("rows of gate_up are", gate_up.matrix.rows, "for down's columns",
+           interleaved_rows(down.matrix.cols));
+    return {gate_up.matrix, down.matrix, nullptr, nullptr};
+}
+
+}  // namespace strata::binding
+
+namespace {
+
+F32 run_ffn(Cpu& cpu, const F32& x, const PackedMatrix& gate_up, const PackedMatrix& down,
+            const Gating& gating, bool exact) {
+    const int tokens = rows_of(x, gate_up.matrix.cols);
+    const DenseFfn part{dense_slice(gate_up, down), gating};
+    F32 y({tokens, down.matrix.rows});
+    const float* in = x.data();
+    float* out = y.mutable_data();
+    const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
+    dense_ffn(cpu, part, in, tokens, exact, out);
+    return y;
+}
+
+F32 run_experts(Cpu& cpu, const F32& x, const I32& ids, const F32& weights, ExpertTable& table,
+                const Gating& gating, bool exact, const Active& active) {
+    const RecordShape& shape = table.shape();
+    const int tokens = rows_of(x, shape.hidden);
+    table.prepare(ids, weights, tokens, active);
+    F32 y({tokens, shape.hidden});
+    const float* in = x.data();
+    float* out = y.mutable_data();
+    const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
+    const ExpertWorks found = group_tokens(cpu.arena, table.routes(cpu.arena, ids, weights, active));
+    gated_ffn(cpu, in, tokens, shape.hidden, found.works, found.count, shape.slices, gating, exact, out);
+    return y;
+}
+
+RecordShape make_record_shape(int gate_up_code, int down_code, int hidden, int slice_width, int slices,
+                              int64_t slice_bytes, int64_t down_offset, int64_t gate_up_bias_offset,
+                              int64_t down_bias_offset, int64_t record_bytes, bool biases) {
+    const RecordShape shape{gate_up_code,     down_code,    hidden,      slice_width,
+                            slices,           slice_bytes,  down_offset, gate_up_bias_offset,
+                            down_bias_offset, record_bytes, biases};
+    shape.check();
+    return shape;
+}
+
+}  // namespace
+
+void bind_experts(py::module_& m) {
+    py::class_<Gating>(m, "Gating")
+        .def(py::init(&make_gating), py::arg("kind"), py::arg("alpha"), py::arg("limit"));
+    py::class_<RecordShape>(m, "RecordShape")
+        .def(py::init(&make_record_shape), py::kw_only(), py::arg("gate_up_code"), py::arg("down_code"),
+             py::arg("hidden"), py::arg("slice_width"), py::arg("slices"), py::arg("slice_bytes"),
+             py::arg("down_offset"), py::arg("gate_up_bias_offset"), py::arg("down_bias_offset"),
+             py::arg("record_bytes"), py::arg("biases"));
+    m.def("ffn", run_ffn, py::arg("cpu"), py::arg("x").noconvert(), py::arg("gate_up"), py::arg("down"),
+          py::arg("gating"), py::arg("exact"));
+    py::class_<ExpertTable>(m, "ExpertTable")
+        .def(py::init<const RecordShape&, int, py::function>(), py::arg("shape"), py::arg("experts"),
+             py::arg("record"));
+    m.def("experts", run_experts, py::arg("cpu"), py::arg("x").noconvert(), py::arg("ids").noconvert(),
+          py::arg("weights").noconvert(), py::arg("table"), py::arg("gating"), py::arg("exact"),
+          py::arg("active") = py::none());
+}

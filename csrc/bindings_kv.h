@@ -1,0 +1,63 @@
+// Python's view of the KV cache and of the tokens of a forward pass.
+#pragma once
+
+#include <vector>
+
+#include "bindings_arrays.h"
+#include "cpu/kv_cache.h"
+#include "cpu/parts.h"
+
+namespace strata::binding {
+
+// The KV cache of a model. Python owns the arrays (one allocation each, all layers); this keeps them alive.
+class KvCache {
+  public:
+    KvCache(const std::string& dtype, size_t layers, size_t pages, size_t kv_heads, size_t key_dim,
+            size_t value_dim, size_t page_tokens, bool value_in_key, py::array keys, py::array values,
+            F32 key_scales, F32 value_scales);
+
+    // ValueError for a layer that is not there.
+    cpu::KvLayer layer(size_t index);
+    size_t pages() const { return pages_; }
+    size_t page_tokens() const { return geometry_.page_tokens; }
+
+  private:
+    size_t layers_, pages_;
+    cpu::KvLayer geometry_{};
+    py::array keys_, values_;
+    F32 key_scales_, value_scales_;
+};
+
+struct Sequence {
+    size_t first_row, count, start;
+    I32 pages;
+};
+
+// Checks every page id against the cache: a wrong one would read or write outside of it.
+std::vector<cpu::SequenceView> view_sequences(const std::vector<Sequence>& sequences, const KvCache& cache,
+                                              size_t rows);
+
+// The tokens of one forward pass over one cache, checked once for all layers. Keeps alive what it points to.
+class Step {
+  public:
+    // cosines, sines: f32 [rows, rotary_dim / 2].
+    Step(py::object cache, std::vector<Sequence> sequences, size_t rows, F32 cosines, F32 sines);
+
+    KvCache& cache() const { return *cache_; }
+    size_t rotary_dim() const { return rotary_dim_; }
+    const cpu::Step& view() const { return view_; }
+
+  private:
+    py::object keep_cache_;
+    KvCache* cache_;
+    std::vector<Sequence> sequences_;
+    std::vector<cpu::SequenceView> views_;
+    F32 cosines_, sines_;
+    size_t rotary_dim_;
+    cpu::Step view_;
+};
+
+}  // namespace strata::binding
+
+// Registers both with the module that bindings.cpp opens.
+void bind_kv(pybind11::module_& m);

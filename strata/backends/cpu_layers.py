@@ -1,0 +1,82 @@
+"""The CPU backend's fused ops: each runs a part of a decoder layer in one C++ call."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.cpu_tokens import CpuKvCache, TokenOps
+from strata.backends.cpu_weights import CpuWeight, WeightOps
+from strata.backends.parts import (
+    Attention,
+    Experts,
+    FeedForward,
+    GroupedQueryAttention,
+    Norm,
+    Router,
+    Routing,
+)
+from strata.core import Batch
+from strata.plan.spec import RopeSpec
+
+F32 = NDArray[np.float32]
+
+
+class LayerOps(TokenOps, WeightOps):
+    """Part of CpuBackend. Every op computes bit for bit what the elementary ops would one after the other."""
+
+    ops: ModuleType
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step: tuple[Batch, CpuKvCache, RopeSpec, Any] | None = None
+        # Scratch of the ops that return more than a few bytes; see `_scratch`.
+        self._hidden = self._logits = np.empty((0, 0), np.float32)
+
+    def attend(self, residual: F32, part: Attention, cache: CpuKvCache, batch: Batch) -> None:
+        """residual += attention."""
+        kind = self.ops.GroupedQuery if isinstance(part, GroupedQueryAttention) else self.ops.Latent
+        step = self._step_of(batch, cache, part.spec.rope)
+        self.ops.attend(self.cpu, self._handles.of(part, kind), step, residual, self.exact)
+
+    def feed_forward(self, residual: F32, part: FeedForward) -> None:
+        """residual += FFN."""
+        handle = self._handles.of(part, self.ops.FeedForward)
+        self.ops.feed_forward(self.cpu, handle, residual, self.exact)
+
+    def choose_experts(self, residual: F32, part: Router) -> Routing:
+        """The routing of every row; `hidden` is scratch of this backend."""
+        hidden = self._hidden = _scratch(self._hidden, residual.shape)
+        handle = self._handles.of(part, self.ops.Router)
+        return Routing(hidden, *self.ops.choose_experts(self.cpu, handle, residual, hidden))
+
+    def apply_experts(self, residual: F32, routing: Routing, part: Experts) -> None:
+        """residual += routed experts + shared expert."""
+        handle = self._handles.of(part, self._experts_handle)
+        self.ops.apply_experts(self.cpu, handle, *routing, residual, self.exact)
+
+    def logits(self, residual: F32, rows: NDArray[np.int32], norm: Norm, head: CpuWeight) -> F32:
+        """Logits of some rows, in scratch of this backend."""
+        out = self._logits = _scratch(self._logits, (len(rows), head.rows))
+        self.ops.logits(self.cpu, residual, rows, norm.weight, norm.eps, head.packed, out, self.exact)
+        return out
+
+    def _experts_handle(self, part: Experts) -> Any:
+        return self.ops.Experts(part, self._table(part.bank))
+
+    def _step_of(self, batch: Batch, cache: CpuKvCache, rope: RopeSpec) -> Any:
+        """The batch for C++: made and checked once, not once per layer."""
+        made = self._step
+        if made is None or made[0] is not batch or made[1] is not cache or made[2] is not rope:
+            tables = self._rope.tables(rope, batch.positions)
+            step = self.ops.Step(cache.handle, self._sequences_of(batch), batch.rows, *tables)
+            made = self._step = (batch, cache, rope, step)
+        return made[3]
+
+
+def _scratch(array: F32, shape: tuple[int, ...]) -> F32:
+    """`array`, or another when another shape is wanted. The old one lives on where it is still used."""
+    return array if array.shape == shape else np.empty(shape, np.float32)
