@@ -88,12 +88,13 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """Bytes, written with a unit; `auto` is None."""
+    """Bytes, written with a unit; `auto` is None where that is allowed."""
 
     low: int
+    auto: bool = True
 
     def _parse(self, text: str, base: Path | None) -> int | None:
-        if text == "auto":
+        if self.auto and text == "auto":
             return None
         size = parse_size(text)
         if size < self.low:

@@ -52,18 +52,52 @@ class BackendConfig:
 
 @dataclass(frozen=True)
 class KvConfig:
-    """The KV cache. size: bytes it may take; None = a share of the free memory, never more than needed."""
+    """The KV cache. size: bytes it may take; None = a share of the free memory, never more than needed.
+
+    tier: where pages live when there is a device.
+    """
 
     dtype: Literal["int8", "bf16", "f32"] = "int8"
     page_tokens: int = 32
     size: int | None = None
+    tier: Literal["auto", "device", "host"] = "auto"
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """prefill_chunk: tokens of one prefill step."""
+    """prefill_chunk: tokens of one prefill step. requests: how many may fill the context at once."""
 
     prefill_chunk: int = 512
+    requests: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """The graphics card. memory: bytes of it that may be used, reserve: of them, kept free.
+
+    workspace: the most that activations and buffers take; None: what a prefill chunk needs.
+    """
+
+    use: Literal["auto", "none"] = "auto"
+    memory: int | None = None
+    reserve: int = 3 << 30
+    workspace: int | None = None
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Routed experts. slots: on the device, over all layers; misses: where the others are computed."""
+
+    slots: int | None = None
+    misses: Literal["auto", "cpu", "fetch"] = "auto"
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """Host memory. memory: bytes that may be used; numa: how experts are spread over the memory nodes."""
+
+    memory: int | None = None
+    numa: Literal["auto", "partition", "interleave", "replicate"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -85,6 +119,9 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    host: HostConfig = field(default_factory=HostConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatConfig = field(default_factory=ChatConfig)
     file: Path | None = field(default=None, compare=False)
@@ -128,8 +165,23 @@ KINDS: dict[str, dict[str, Kind]] = {
         "dtype": Choice(("int8", "bf16", "f32")),
         "page_tokens": Integer(8, 4096, multiple=8),
         "size": Size(low=1 << 20),
+        "tier": Choice(("auto", "device", "host")),
     },
-    "engine": {"prefill_chunk": Integer(1, 1 << 16)},
+    "engine": {"prefill_chunk": Integer(1, 1 << 16), "requests": Integer(1, 1024)},
+    "device": {
+        "use": Choice(("auto", "none")),
+        "memory": Size(low=1 << 28),
+        "reserve": Size(low=0, auto=False),
+        "workspace": Size(low=1 << 20),
+    },
+    "experts": {
+        "slots": Integer(1, 1 << 20, word="auto"),
+        "misses": Choice(("auto", "cpu", "fetch")),
+    },
+    "host": {
+        "memory": Size(low=1 << 28),
+        "numa": Choice(("auto", "partition", "interleave", "replicate")),
+    },
     "sampling": {
         "temperature": Number(0, 100),
         "top_k": Integer(-1, 1 << 31),

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.engine import Engine, EngineOptions
-from strata.errors import CapacityError, ConfigError
 from strata.hardware.host_memory import available_bytes
 from strata.model.decoder import Decoder
+from strata.plan.kv import KvNeed, KvSize, auto_budget
+from strata.plan.kv import kv_size as plan_kv_size
 from strata.plan.spec import ModelSpec
 from strata.store.reader import Store
 
 BackendName = Literal["cpu", "reference"]
 Activations = Literal["int8", "f32"]
-
-AUTO_KV_SHARE = 0.5
-"""Share of the free host memory that the KV cache may take when no size is given."""
-
-
-@dataclass(frozen=True)
-class KvSize:
-    """How large the KV cache is: tokens per request and pages for all."""
-
-    context: int
-    pages: int
 
 
 def load_engine(
@@ -48,14 +37,15 @@ def load_engine(
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
     context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
-    of the free memory at most. sequences: requests that can fill the context at the same time.
-    valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one per core, for
-    the reference one. wrap: puts something before the backend, such as a clock.
+    of the free memory at most, less where the weights need it. sequences: requests that can fill the context
+    at the same time. valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one
+    per core, for the reference one. wrap: puts something before the backend, such as a clock.
     Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
     """
     store = Store.open(store_path)
     spec = store.spec
-    size = kv_size(spec, KvSpec.of(spec, page_tokens, kv_dtype), context, kv_bytes, sequences)
+    weights = sum(file.bytes for file in store.manifest.files)
+    size = kv_size(spec, KvSpec.of(spec, page_tokens, kv_dtype), context, kv_bytes, sequences, weights)
     options = EngineOptions(
         context=size.context,
         pages=size.pages,
@@ -80,25 +70,18 @@ def make_backend(name: BackendName, threads: int | None, activations: Activation
     return CpuBackend(threads, activations)
 
 
-def kv_size(spec: ModelSpec, kv: KvSpec, context: int | None, kv_bytes: int | None, sequences: int) -> KvSize:
-    """Context and pages that fit the memory.
+def kv_size(
+    spec: ModelSpec,
+    kv: KvSpec,
+    context: int | None,
+    kv_bytes: int | None,
+    sequences: int,
+    weights: int = 0,
+) -> KvSize:
+    """Context and pages that fit the memory. weights: bytes that should stay in memory beside the KV cache.
 
-    Raises ConfigError for a context beyond the model's, CapacityError when the memory is too small for
-    the context asked for (or for one page per request).
+    Raises as `plan.kv.kv_size`.
     """
-    if context is not None and context > spec.context:
-        raise ConfigError(
-            f"a context of {context} tokens, but {spec.name} was made for {spec.context}",
-            remedy="lower model.context, or leave it at auto",
-        )
-    budget = int(available_bytes() * AUTO_KV_SHARE) if kv_bytes is None else kv_bytes
-    affordable = budget // kv.page_bytes // sequences * kv.page_tokens
-    tokens = min(spec.context, affordable) if context is None else context
-    if tokens > affordable or tokens < 2:
-        pages = sequences * -(-max(tokens, kv.page_tokens) // kv.page_tokens)
-        raise CapacityError(
-            f"the KV cache needs {pages * kv.page_bytes} bytes for {sequences} x {max(tokens, 2)} tokens, "
-            f"{budget} are available",
-            remedy="lower model.context, raise kv.size, or choose kv.dtype int8",
-        )
-    return KvSize(tokens, sequences * -(-tokens // kv.page_tokens))
+    budget = auto_budget(available_bytes(), weights) if kv_bytes is None else kv_bytes
+    need = KvNeed(spec.name, spec.context, kv.page_tokens, kv.page_bytes)
+    return plan_kv_size(need, context, budget, sequences)

@@ -32,12 +32,17 @@ _TOKENIZER = "tokenizer.json"
 def open_and_resolve(path: Path) -> tuple[CheckpointSource, Resolved]:
     """A checkpoint and what it is; what Strata does not support is refused by name."""
     source = open_checkpoint(path)
+    return source, resolve_checkpoint(source)
+
+
+def resolve_checkpoint(source: CheckpointSource) -> Resolved:
+    """What a checkpoint is, with a name."""
     kind: Any = source.kind
     resolved = resolve(source.config, source.tensors, kind)
     if resolved.spec.name == resolved.spec.architecture:  # config.json seldom has a name, its folder does
         name = source.path.resolve().name.removesuffix(".gguf").removesuffix(".safetensors")
         resolved = dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, name=name))
-    return source, resolved
+    return resolved
 
 
 def import_checkpoint(

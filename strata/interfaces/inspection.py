@@ -68,7 +68,7 @@ def inspect_path(path: Path) -> Inspection:
     if (path / MANIFEST).is_file():
         manifest = read_manifest(path)
         return Inspection(path, "store", manifest.spec, count(manifest.spec), inspect_store(manifest))
-    config = _bare_config(path)
+    config = bare_config(path)
     if config is not None:
         spec = resolve(read_json_file(config), None, "safetensors").spec
         return Inspection(path, "config", spec, count(spec), None)
@@ -77,7 +77,7 @@ def inspect_path(path: Path) -> Inspection:
     return Inspection(path, source.kind, found.spec, count(found.spec), summary)
 
 
-def _bare_config(path: Path) -> Path | None:
+def bare_config(path: Path) -> Path | None:
     """The config.json to read when there are no weights beside it."""
     if path.is_file() and path.name.endswith(".json") and not path.name.endswith(_WEIGHT_SUFFIXES):
         return path

@@ -116,6 +116,7 @@ def open_model(config: Config) -> LoadedModel:
             kv_bytes=config.kv.size,
             page_tokens=config.kv.page_tokens,
             chunk=config.engine.prefill_chunk,
+            sequences=config.engine.requests,
             valid_tokens=tokenizer.vocab_size,
         )
     except ConfigError as error:
@@ -143,7 +144,7 @@ def store_path(config: Config, *, text: bool = True) -> Path:
     begin = time.perf_counter()
     with progress_bar("importing") as progress:
         cache = cache_folder(config.model.cache_dir) / "models"
-        options = _convert_options(config.convert)
+        options = convert_options(config.convert)
         store, report = cached_store(path, cache, options, progress, text=text)
     if report is not None:
         seconds = time.perf_counter() - begin
@@ -153,7 +154,8 @@ def store_path(config: Config, *, text: bool = True) -> Path:
     return store
 
 
-def _convert_options(asked: ConvertConfig) -> ConvertOptions:
+def convert_options(asked: ConvertConfig) -> ConvertOptions:
+    """What a configuration asks of the converter."""
     return ConvertOptions(
         experts=asked.experts, shared=asked.shared, head=asked.head, embed=asked.embed, slices=asked.slices
     )

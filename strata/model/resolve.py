@@ -11,7 +11,7 @@ from strata.errors import FileFormatError, IncompleteError, UnsupportedError
 from strata.model.architectures import BY_GGUF, BY_HF_TYPE
 from strata.model.architectures.base import Architecture
 from strata.model.architectures.fields import MAX_ROUTED, Fields
-from strata.model.architectures.lookup import Lookup
+from strata.model.architectures.lookup import Lookup, Promise
 from strata.model.architectures.names import Names
 from strata.model.architectures.targets import build_targets
 from strata.plan.check import check_spec
@@ -69,6 +69,17 @@ def resolve(
     targets, experts = build_targets(spec, names, lookup, kind == "gguf" and architecture.gguf_rotated)
     _refuse_unused(lookup, spec)
     return Resolved(spec, targets, experts)
+
+
+def promised(config: Mapping[str, Any]) -> tuple[Resolved, str]:
+    """The targets that a checkpoint with this config.json has, by name and shape, and its quantization.
+
+    No weights are there to be looked at: sources are as published, experts are left out. Raises as `resolve`.
+    """
+    spec = resolve(config, None, "safetensors").spec
+    architecture, fields = _find_hf(config)
+    targets, _ = build_targets(spec, architecture.hf_names, Promise({}, fields.source), False)
+    return Resolved(spec, targets), _quantization(fields)
 
 
 def _spec(

@@ -7,7 +7,7 @@ from pathlib import Path
 from strata.errors import FileFormatError, UnsupportedError, UsageError
 from strata.store.checkpoint_file import CheckpointFile, inside, listed
 from strata.store.gguf_parse import MAGIC
-from strata.store.gguf_source import PART_NAME, GgufSource
+from strata.store.gguf_source import PART_NAME, GgufHeaders, GgufSource
 from strata.store.safetensors_index import INDEX_SUFFIX
 from strata.store.safetensors_source import SafetensorsSource
 from strata.store.source import CheckpointSource
@@ -32,6 +32,14 @@ def open_checkpoint(path: Path | str) -> CheckpointSource:
     except OSError as error:  # no permission, an unreadable disk, a name that is too long
         raise FileFormatError(f"{path}: cannot be read: {error}") from error
     raise _refused(path, [path.name])
+
+
+def open_headers(path: Path | str) -> CheckpointSource:
+    """The same for a look at names, types and shapes only: of a GGUF file, the beginning suffices."""
+    path = Path(path)
+    if path.is_file() and path.name.endswith(".gguf"):
+        return GgufHeaders(path)
+    return open_checkpoint(path)
 
 
 def _is_gguf(path: Path) -> bool:

@@ -61,8 +61,11 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
 
-def parse_gguf(file: CheckpointFile) -> GgufHeader:
-    """Read and check the header. Raises FileFormatError, UnsupportedError (version, byte order, types)."""
+def parse_gguf(file: CheckpointFile, *, whole: bool = True) -> GgufHeader:
+    """Read and check the header. Raises FileFormatError, UnsupportedError (version, byte order, types).
+
+    whole False: the tensors' bytes need not be there.
+    """
     if file.size < 24:
         raise FileFormatError(
             f"{file.path}: {file.size} bytes, a GGUF header needs at least 24", remedy=DOWNLOAD_AGAIN
@@ -74,7 +77,9 @@ def parse_gguf(file: CheckpointFile) -> GgufHeader:
     cursor.check_count("tensor count", n_tensors, _MIN_TENSOR_BYTES, MAX_TENSORS)
     metadata = _read_metadata(cursor, n_keys)
     infos = [_read_tensor_info(cursor) for _ in range(n_tensors)]
-    return GgufHeader(version, metadata, _place(file, infos, cursor.pos, _alignment(file.path, metadata)))
+    tensors = _place(file, infos, cursor.pos, _alignment(file.path, metadata))
+    _check_extents(file, list(tensors.values()), whole)
+    return GgufHeader(version, metadata, tensors)
 
 
 class _Cursor:
@@ -242,7 +247,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 
 
 def _place(file: CheckpointFile, infos: list[_Info], header_end: int, align: int) -> dict[str, GgufTensor]:
-    """Turn offsets into positions in the file; check types, sizes, alignment, bounds and overlaps."""
+    """Turn offsets into positions in the file; check types, sizes and alignment."""
     data = -(-header_end // align) * align
     tensors: dict[str, GgufTensor] = {}
     for info in infos:
@@ -259,7 +264,6 @@ def _place(file: CheckpointFile, infos: list[_Info], header_end: int, align: int
         kind = _tensor_type(file.path, info)
         nbytes = prod(info.dims) // kind.values * kind.nbytes
         tensors[info.name] = GgufTensor(info.name, kind, info.dims[::-1], data + info.offset, nbytes)
-    _check_extents(file, list(tensors.values()))
     return tensors
 
 
@@ -280,7 +284,8 @@ def _tensor_type(path: Path, info: _Info) -> GgmlType:
     return kind
 
 
-def _check_extents(file: CheckpointFile, tensors: list[GgufTensor]) -> None:
+def _check_extents(file: CheckpointFile, tensors: list[GgufTensor], whole: bool) -> None:
+    """No overlaps, and nothing ends behind the end of a whole file."""
     end, last = 0, ""
     for tensor in sorted(tensors, key=lambda t: t.offset):
         if tensor.offset < end:
@@ -290,7 +295,7 @@ def _check_extents(file: CheckpointFile, tensors: list[GgufTensor]) -> None:
                 remedy=BROKEN,
             )
         end, last = tensor.offset + tensor.nbytes, tensor.name
-        if end > file.size:
+        if whole and end > file.size:
             raise FileFormatError(
                 f"{file.path}: truncated: tensor {shown(last)} ends at byte {end}, the file has {file.size}",
                 remedy=DOWNLOAD_AGAIN,

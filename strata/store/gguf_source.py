@@ -28,11 +28,13 @@ class GgufSource:
 
     kind = "gguf"
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or all parts whichever part is named. Raises FileFormatError, IncompleteError,
-        UnsupportedError, UsageError."""
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
+        """Open the file, or all parts whichever part is named; whole False: their tensors may be missing.
+
+        Raises FileFormatError, IncompleteError, UnsupportedError, UsageError.
+        """
         self.path = path
-        opened = _open_parts(path)
+        opened = _open_parts(path, whole)
         self._files = {file.path: file for file, _ in opened}
         self._tensors = _merge(opened)
         self.config: Mapping[str, Any] = opened[0][1].metadata
@@ -77,9 +79,22 @@ class GgufSource:
         return file.read(tensor.offset + start * stride, (stop - start) * stride)
 
 
-def _open_parts(path: Path) -> list[tuple[CheckpointFile, GgufHeader]]:
+class GgufHeaders(GgufSource):
+    """The headers of a GGUF model whose weights need not be there: for plans, not for conversions."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, whole=False)
+
+    def quantized(self, name: str, start: int, stop: int) -> QuantizedRows | None:
+        """In which format a tensor can be kept: that does not depend on its values, so these are zeros."""
+        tensor, _ = self._find(name)
+        stride = tensor.nbytes // prod(tensor.shape[:-1])
+        return quantized_rows(tensor.type.name, np.zeros((stop - start) * stride, np.uint8), stop - start)
+
+
+def _open_parts(path: Path, whole: bool) -> list[tuple[CheckpointFile, GgufHeader]]:
     file = CheckpointFile(path)
-    header = parse_gguf(file)
+    header = parse_gguf(file, whole=whole)
     count = header.metadata.get("split.count", 0)
     named = PART_NAME.fullmatch(path.name)
     if not isinstance(count, int):
@@ -97,14 +112,14 @@ def _open_parts(path: Path) -> list[tuple[CheckpointFile, GgufHeader]]:
             remedy="give all parts the names they were published under",
         )
     parts = _part_paths(path, named["stem"], count)
-    opened = [(file, header) if part == path else _open(part) for part in parts]
+    opened = [(file, header) if part == path else _open(part, whole) for part in parts]
     _check_split(opened)
     return opened
 
 
-def _open(path: Path) -> tuple[CheckpointFile, GgufHeader]:
+def _open(path: Path, whole: bool) -> tuple[CheckpointFile, GgufHeader]:
     file = CheckpointFile(path)
-    return file, parse_gguf(file)
+    return file, parse_gguf(file, whole=whole)
 
 
 def _part_paths(path: Path, stem: str, count: int) -> list[Path]:

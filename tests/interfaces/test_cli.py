@@ -20,7 +20,7 @@ from strata.interfaces import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_YAML = str(ROOT / "configs" / "demo.yaml")
-COMMANDS = ("run", "convert", "inspect", "verify", "doctor", "bench")
+COMMANDS = ("run", "convert", "inspect", "plan", "verify", "doctor", "bench")
 HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
 
 

@@ -1,0 +1,66 @@
+"""`strata plan`: what fits where and how fast it will be, before anything is downloaded or converted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import click
+
+from strata.config import Override, load_config
+from strata.errors import UsageError
+
+
+@click.command("plan")
+@click.argument("model", required=False, metavar="[MODEL]")
+@click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
+@click.option("--hardware", metavar="NAME|FILE", help="Plan for another machine; `strata doctor` shows one.")
+@click.option("-c", "--context", metavar="N", help="Tokens of prompt and answer together.")
+@click.option("--requests", metavar="N", help="Requests that may be that long at the same time.")
+@click.option(
+    "--depth", type=click.IntRange(0), metavar="N", help="Tokens of context for predictions [4096]."
+)
+@click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def command(
+    model: str | None,
+    config_file: str | None,
+    hardware: str | None,
+    context: str | None,
+    requests: str | None,
+    depth: int | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say what will lie where, how fast it will be, and what would be faster.
+
+    MODEL is a store, a checkpoint, a GGUF file, or nothing but a config.json or the beginning of a GGUF file:
+    headers suffice. Without --hardware the plan is for this machine, whose memory speed is measured the
+    first time. Exits with 1 when it does not fit, with both numbers and what to do.
+
+    \b
+    Examples:
+      strata plan Qwen3-30B-A3B/config.json --hardware rtx3090-2x-e5-2680v4
+      strata plan --config configs/infer_3090.yaml models/GLM-4.5-Air --context 32768 --requests 4
+    """
+    overrides = [Override.parse(item) for item in settings]
+    flags = (("model.path", model, "MODEL"), ("model.context", context, "--context"))
+    for option, text, origin in (*flags, ("engine.requests", requests, "--requests")):
+        overrides += [Override(option, text, origin)] if text is not None else []
+    config = load_config(config_file, overrides)
+    if not config.model.path:
+        raise UsageError("no model is given", remedy="strata plan demo, or the path of a config.json")
+    from strata.interfaces.hardware import hardware as find_hardware
+    from strata.interfaces.plan_report import report
+    from strata.interfaces.planning import plan_model
+    from strata.interfaces.terminal import styled
+
+    machine = find_hardware(hardware)
+    plan = plan_model(config, machine, depth)
+    if as_json:
+        click.echo(json.dumps({**plan.to_json(), "hardware": machine.to_json()}, indent=2))
+    else:
+        terminal = styled(sys.stdout)
+        width = shutil.get_terminal_size().columns if terminal else None
+        click.echo(report(plan, machine, width=width, styled=terminal))

@@ -1,0 +1,111 @@
+"""What `strata plan` does: a model's headers, a machine and a configuration become a Plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strata.backends.base import KvSpec
+from strata.config import Config
+from strata.hardware.profile import HardwareProfile
+from strata.interfaces.bundled import model_path
+from strata.interfaces.importing import resolve_checkpoint
+from strata.interfaces.inspection import bare_config
+from strata.interfaces.models import convert_options
+from strata.model.footprint import (
+    Contents,
+    contents_of_checkpoint,
+    contents_of_config,
+    contents_of_store,
+    footprint,
+)
+from strata.plan.advice import advise
+from strata.plan.footprint import Footprint
+from strata.plan.options import PlanOptions
+from strata.plan.plan import Plan
+from strata.plan.planner import make_plan
+from strata.store.checkpoint import open_headers
+from strata.store.checkpoint_file import read_json_file
+from strata.store.manifest import MANIFEST, read_manifest
+from strata.store.options import ConvertOptions
+
+_SMALL = (("experts", "w4g64"), ("shared", "w4g128"))
+
+
+def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = None) -> Plan:
+    """The plan for the model that the configuration names, with advice.
+
+    Of a checkpoint only headers are read, and they suffice: a config.json, or the beginning of a GGUF file.
+    Raises the errors of the readers, of `resolve` and of `make_plan`.
+    """
+    path = model_path(config.model.path)
+    asked = convert_options(config.convert)
+    contents = _contents(path, asked)
+    model = _footprint(contents, config.kv.dtype, config.kv.page_tokens)
+    options = plan_options(config, depth)
+    plan = make_plan(model, hardware, options)
+    return advise(plan, model, hardware, options, _other_formats(path, contents, model, asked, config))
+
+
+def _contents(path: Path, options: ConvertOptions) -> Contents:
+    """Of a store, a config.json without weights, or a checkpoint."""
+    if (path / MANIFEST).is_file():
+        return contents_of_store(read_manifest(path))
+    config = bare_config(path)
+    if config is None:
+        source = open_headers(path)
+        return contents_of_checkpoint(source, resolve_checkpoint(source), options)
+    found = contents_of_config(read_json_file(config), options)
+    if found.spec.name != found.spec.architecture:
+        return found
+    name = config.resolve().parent.name if config.name == "config.json" else config.stem
+    name = name.removesuffix("_config") or found.spec.name
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=name))
+
+
+def _footprint(contents: Contents, kv_dtype: str, page_tokens: int) -> Footprint:
+    return footprint(contents, KvSpec.of(contents.spec, page_tokens, kv_dtype))  # type: ignore[arg-type]
+
+
+def _other_formats(
+    path: Path, contents: Contents, model: Footprint, asked: ConvertOptions, config: Config
+) -> Mapping[str, Footprint]:
+    """The same model in smaller formats, by the option that would make it so."""
+    tokens = config.kv.page_tokens
+    found = {}
+    if config.kv.dtype != "int8":
+        found["kv.dtype: int8"] = _footprint(contents, "int8", tokens)
+    converted = (path / MANIFEST).is_file()
+    for part, fmt in _SMALL:
+        if converted or getattr(asked, part) == fmt:
+            continue
+        smaller: dict[str, Any] = {part: fmt}
+        changed = _contents(path, dataclasses.replace(asked, **smaller))
+        other = _footprint(changed, config.kv.dtype, tokens)
+        if other.total < 0.97 * model.total:
+            found[f"convert.{part}: {fmt}"] = other
+    return found
+
+
+def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
+    """What a configuration asks of the planner."""
+    kv, device, numa = config.kv, config.device, config.host.numa
+    return PlanOptions(
+        context=config.model.context,
+        requests=config.engine.requests,
+        depth=depth,
+        chunk=config.engine.prefill_chunk,
+        threads=config.backend.threads,
+        device=device.use != "none",
+        device_memory=device.memory,
+        reserve=device.reserve,
+        workspace=device.workspace,
+        slots=config.experts.slots,
+        misses=config.experts.misses,
+        kv_tier=None if kv.tier == "auto" else kv.tier,
+        kv_bytes=kv.size,
+        host_memory=config.host.memory,
+        spread=None if numa == "auto" else numa,
+    )

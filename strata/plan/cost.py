@@ -1,0 +1,354 @@
+"""The one cost model: seconds of a step from bytes, multiply-adds and the speeds of a machine.
+
+Planner, split decision and simulator all call this. Everything is a pure function of frozen values.
+
+**Lanes** work at the same time: the device, the bus in both directions, the host's processors with their
+memory, the disk. What a lane does in a step takes bytes / speed or multiply-adds / speed, whichever is more.
+
+**Overlap.** Layers follow each other. In a layer the device does attention and what all tokens share
+(`base`), then the experts: hits on the device, misses on the host or fetched over the bus, all at the same
+time; the layer ends with the last of them. Fetches that are foreseen (a chunk so large that nearly all
+experts are needed) and KV pages that live in host memory cross while earlier layers compute, so the bus only
+limits a layer when it is busy for longer than the rest takes. Without a device the host does one after the
+other.
+
+**Handshakes**: kernel launches, the router's result on its way to the host and the host's share back, copies
+until they start. They are constants below. What is marked "assumed" was never measured by this project;
+nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.hardware.profile import HardwareProfile
+from strata.plan.footprint import Footprint
+from strata.plan.routing import HitCurve, batch_hits, distinct_experts
+
+Lane = Literal["device", "to_device", "to_host", "host", "disk", "handshakes"]
+Misses = Literal["auto", "cpu", "fetch"]
+Spread = Literal["partition", "interleave", "replicate"]
+
+HOST_READ_SHARE = 0.67
+"""Of the probed bandwidth while decoding; 2 cores, AVX2, Qwen3-30B shapes (README: 32.8 tokens/s)."""
+HOST_MACS_SHARE = 0.68
+"""Of the rate of large products during prefill; 151 of 221 GMAC/s, 2 cores, AVX2 (README, prototype)."""
+HOST_LAYER_SECONDS = 100e-6
+"""A layer's op calls from Python; `strata bench demo`: 1,070 tokens/s, 6 tiny layers, 2 cores."""
+SATURATING_CORES = 0.5
+"""Share of a node's cores that saturates its memory; assumed (two of two do, on the machine at hand)."""
+DEVICE_READ_SHARE = 0.75
+"""Of the datasheet's bandwidth in small kernels; assumed (copies reach 900 of 936 GB/s on a 3090)."""
+DEVICE_MACS_SHARE = 0.5
+"""Of the datasheet's rate in products of 4-bit weights; assumed."""
+LAUNCH_SECONDS = 4e-6
+"""One kernel, launch to launch in a stream; assumed."""
+LAYER_KERNELS = 12
+"""Kernels of a layer: norms, attention, router, grouped expert products; assumed."""
+ROUND_TRIP_SECONDS = 30e-6
+"""Router's result to the host and the host's share back, both events and small copies; assumed."""
+COPY_SECONDS = 10e-6
+"""A batch of copies until the first byte moves; assumed."""
+DISK_SECONDS = 100e-6
+"""A batch of direct reads until the first byte comes; NVMe datasheets, 4 KiB random reads."""
+FORESEEN_SHARE = 0.9
+"""When a chunk needs this share of a layer's experts, all are streamed ahead of the router; assumed."""
+ACTIVATION_BYTES = 4
+"""f32 activations cross the bus for the host's share."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What a machine sustains, per second. Device speeds and both directions are 0 without a device."""
+
+    host_read: float
+    host_macs: float
+    disk_read: float
+    device_read: float = 0.0
+    device_macs: float = 0.0
+    to_device: float = 0.0
+    to_host: float = 0.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's parts live while it runs.
+
+    on_device: static weights, head and attention; False: the host does everything. slots: experts on the
+    device. kv_on_device: else pages are in host memory and cross for every step. in_memory: experts that host
+    memory holds; the rest is read from disk when routed to.
+    """
+
+    on_device: bool
+    slots: int
+    kv_on_device: bool
+    in_memory: int
+    misses: Misses = "auto"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: `tokens` tokens of `sequences` requests, each with `depth` tokens before them.
+
+    logits: rows whose logits are wanted (one per sequence while decoding).
+    """
+
+    tokens: int
+    sequences: int
+    depth: int
+    logits: int
+
+    @classmethod
+    def decode(cls, sequences: int, depth: int) -> Step:
+        """One token of each of `sequences` requests."""
+        return cls(sequences, sequences, depth, sequences)
+
+    @classmethod
+    def prefill(cls, chunk: int, depth: int) -> Step:
+        """A chunk of one prompt."""
+        return cls(chunk, 1, depth, 0)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """seconds: of the whole step; busy: how long each lane works in it (lanes overlap: the sum is larger).
+
+    distinct, misses, fetched: experts per layer that routes, expected. tokens: of the step.
+    """
+
+    seconds: float
+    busy: Mapping[Lane, float]
+    distinct: float
+    misses: float
+    fetched: float
+    tokens: int
+
+    @property
+    def bottleneck(self) -> Lane:
+        """The lane that works longest: making another one faster gains nothing."""
+        return max(self.busy, key=lambda lane: self.busy[lane])
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def speeds_of(hardware: HardwareProfile, threads: Mapping[int, int], spread: Spread) -> Speeds:
+    """Sustained speeds with `threads[node]` threads on each node and experts spread over the nodes as told.
+
+    interleave: every thread finds its bytes on all nodes alike; remote reads are slower by the ratio of the
+    ACPI distances (assumed).
+    """
+    read = macs = 0.0
+    for node, rate in zip(hardware.nodes, hardware.node_read, strict=True):
+        used = threads.get(node.index, 0)
+        full = max(1.0, SATURATING_CORES * len(node.cores))
+        read += rate.value * min(1.0, used / full)
+        macs += hardware.processor.core_macs.value * min(used, max(1, len(node.cores)))
+    if spread == "interleave":
+        read *= _local_share(hardware)
+    device = hardware.device
+    host = HOST_READ_SHARE * read, HOST_MACS_SHARE * macs, hardware.disk_read.value
+    if device is None:
+        return Speeds(*host)
+    own = DEVICE_READ_SHARE * device.read.value, DEVICE_MACS_SHARE * device.macs.value
+    return Speeds(*host, *own, device.to_device.value, device.to_host.value)
+
+
+def _local_share(hardware: HardwareProfile) -> float:
+    """Mean of 10 / distance over all pairs of nodes; 1 where distances are unknown."""
+    shares = [10 / distance for node in hardware.nodes for distance in node.distances]
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Seconds of one layer that routes, and of one expert in it. The engine fills one in from measured times.
+
+    base: before the experts; kv_in, kv_out: of the bus, for KV pages in host memory.
+
+    on_*: seconds of one expert in a lane (on_disk: on average of those that are missed). inputs, outputs: the
+    host's share on its way there and back. foreseen: fetches need not wait for the router.
+    """
+
+    base: float
+    kv_in: float
+    kv_out: float
+    on_device: float
+    on_host: float
+    on_bus: float
+    on_disk: float
+    inputs: float = 0.0
+    outputs: float = 0.0
+    foreseen: bool = False
+
+    def seconds(self, hits: float, misses: float, fetched: float) -> float:
+        """Of a layer in which `fetched` of the misses are fetched and the host computes the others."""
+        here = misses - fetched
+        inputs, outputs, wait = (self.inputs, self.outputs, ROUND_TRIP_SECONDS) if here else (0.0,) * 3
+        host = here * self.on_host + (inputs + outputs + wait if self.on_bus else 0.0)
+        disk = misses * self.on_disk + (DISK_SECONDS if misses and self.on_disk else 0.0)
+        bus = fetched * self.on_bus + (COPY_SECONDS if fetched else 0.0)
+        phase = max((hits + fetched) * self.on_device, host, disk, 0.0 if self.foreseen else bus)
+        return max(self.base + phase, self.kv_in + bus + outputs, self.kv_out + inputs)
+
+    def split(self, hits: float, misses: int, mode: Misses) -> int:
+        """How many of `misses` to fetch so that the layer ends first; the rest is the host's."""
+        if mode == "cpu" or self.on_bus == 0.0:
+            return 0
+        if mode == "fetch":
+            return misses
+        return min(range(misses + 1), key=lambda fetched: (self.seconds(hits, misses, fetched), fetched))
+
+
+def step_cost(
+    model: Footprint, speeds: Speeds, placement: Placement, step: Step, curve: HitCurve
+) -> StepCost:
+    """Seconds of a step and what each lane does in it.
+
+    Misses per layer are a whole number in reality, so the cost of the expected number is interpolated between
+    the whole numbers beside it.
+    """
+    use = usage(model, placement, step, curve)
+    layer = layer_cost(model, speeds, placement, step, use)
+    dense = model.layers - model.moe_layers
+    seconds = dense * layer.seconds(0.0, 0, 0) + _head_seconds(model, speeds, placement, step)
+    fetched = 0.0
+    for misses, weight in _neighbours(use.misses):
+        hits = max(0.0, use.distinct - misses)
+        chosen = layer.split(hits, misses, placement.misses)
+        fetched += weight * chosen
+        seconds += model.moe_layers * weight * layer.seconds(hits, misses, chosen)
+    busy = _busy(model, speeds, placement, step, layer, use, fetched)
+    return StepCost(seconds, busy, use.distinct, use.misses, fetched, step.tokens)
+
+
+def _neighbours(value: float) -> list[tuple[int, float]]:
+    """The whole numbers around a value with their weights."""
+    low = math.floor(value)
+    part = value - low
+    return [(low, 1 - part), (low + 1, part)] if part else [(low, 1.0)]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Experts of one layer in one step, expected: touched, not on the device, not in memory either."""
+
+    distinct: float
+    misses: float
+    from_disk: float
+
+
+def usage(model: Footprint, placement: Placement, step: Step, curve: HitCurve) -> Usage:
+    """Experts that a step touches in a layer, and how many of them are where."""
+    if not model.moe_layers:
+        return Usage(0.0, 0.0, 0.0)
+    distinct = distinct_experts(step.tokens, model.experts, model.top_k)
+    slots = placement.slots / model.moe_layers
+    held = max(slots, placement.in_memory / model.moe_layers)  # memory keeps what the device has, too
+    missed = [
+        distinct - min(room, distinct * batch_hits(curve, room, model.experts, model.top_k, step.tokens))
+        for room in (slots, held)
+    ]
+    return Usage(distinct, missed[0], min(missed))
+
+
+def layer_cost(model: Footprint, speeds: Speeds, placement: Placement, step: Step, use: Usage) -> LayerCost:
+    """What one layer and one expert in it take; `use`: what the step needs of it."""
+    base = _base_seconds(model, speeds, placement, step) / model.layers
+    used = max(use.distinct, 1e-9)
+    macs = model.expert_macs * step.tokens * model.top_k / used
+    size = model.expert_bytes
+    on_host = max(size / speeds.host_read, macs / speeds.host_macs)
+    on_disk = size / speeds.disk_read * use.from_disk / max(use.misses, 1e-9)
+    if not placement.on_device:
+        return LayerCost(base, 0.0, 0.0, 0.0, on_host, 0.0, on_disk)
+    rows = step.tokens * min(1.0, model.top_k * use.misses / used)
+    cross = rows * model.hidden * ACTIVATION_BYTES
+    kv_in, kv_out = _kv_seconds(model, speeds, placement, step)
+    return LayerCost(
+        base=base,
+        kv_in=kv_in / model.layers,
+        kv_out=kv_out / model.layers,
+        on_device=max(size / speeds.device_read, macs / speeds.device_macs),
+        on_host=on_host,
+        on_bus=size / speeds.to_device,
+        on_disk=on_disk,
+        inputs=cross / speeds.to_host,
+        outputs=cross / speeds.to_device,
+        foreseen=use.distinct >= FORESEEN_SHARE * model.experts,
+    )
+
+
+def _base_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> float:
+    """Attention, norms, shared experts, dense layers and the handshakes of all layers."""
+    read, macs = _worker(speeds, placement)
+    static = max(model.static / read, step.tokens * model.static_macs / macs)
+    seen = model.attention.seen(step.depth + step.tokens / step.sequences / 2)
+    attention = max(
+        step.sequences * seen * model.attention.new_bytes / read,
+        step.tokens * seen * model.attention.macs / macs,
+    )
+    return static + attention + model.layers * _handshake(placement)
+
+
+def _worker(speeds: Speeds, placement: Placement) -> tuple[float, float]:
+    """Speeds of what computes the parts that all tokens share."""
+    if placement.on_device:
+        return speeds.device_read, speeds.device_macs
+    return speeds.host_read, speeds.host_macs
+
+
+def _handshake(placement: Placement) -> float:
+    return LAYER_KERNELS * LAUNCH_SECONDS if placement.on_device else HOST_LAYER_SECONDS
+
+
+def _head_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> float:
+    if not step.logits:
+        return 0.0
+    read, macs = _worker(speeds, placement)
+    return max(model.head / read, step.logits * model.head_macs / macs)
+
+
+def _kv_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> tuple[float, float]:
+    """Seconds of the bus in both directions for KV pages in host memory: read in, new tokens written back."""
+    if placement.kv_on_device or not placement.on_device:
+        return 0.0, 0.0
+    attention = model.attention
+    read = step.sequences * attention.seen(step.depth) * attention.new_bytes
+    return read / speeds.to_device, step.tokens * attention.token_bytes / speeds.to_host
+
+
+def _busy(
+    model: Footprint,
+    speeds: Speeds,
+    placement: Placement,
+    step: Step,
+    layer: LayerCost,
+    use: Usage,
+    fetched: float,
+) -> dict[Lane, float]:
+    """Seconds that each lane works in a step."""
+    routed = model.moe_layers
+    here = use.misses - fetched
+    waits = model.layers * _handshake(placement)
+    work = (
+        _base_seconds(model, speeds, placement, step) - waits + _head_seconds(model, speeds, placement, step)
+    )
+    kv_in, kv_out = _kv_seconds(model, speeds, placement, step)
+    host = routed * here * layer.on_host
+    busy: dict[Lane, float] = {"host": host, "disk": routed * use.misses * layer.on_disk, "handshakes": waits}
+    if not placement.on_device:
+        return {**busy, "host": host + work}
+    trips, copies = routed * min(1.0, here), routed * min(1.0, fetched)
+    return {
+        "device": work + routed * (use.distinct - here) * layer.on_device,
+        "to_device": kv_in + routed * fetched * layer.on_bus + trips * layer.outputs,
+        "to_host": kv_out + trips * layer.inputs,
+        **busy,
+        "handshakes": waits + trips * ROUND_TRIP_SECONDS + copies * COPY_SECONDS,
+    }

@@ -1,0 +1,40 @@
+"""What a plan is asked for, by the configuration and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.plan.cost import Misses, Spread
+
+RESERVE = 3 << 30
+"""Device memory that stays free: below it the longest-idle requests' KV leaves (field report A, 8 hours)."""
+
+Tier = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """None: decided by the planner. Sizes in bytes.
+
+    context: tokens of one request; requests: how many may be that long at the same time; depth: tokens of
+    context for predictions. device False: the card stays idle. device_memory: of the card, all of it unless
+    told; reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the
+    device, over the whole model. kv_bytes: of the KV cache, on whatever tier.
+    """
+
+    context: int | None = None
+    requests: int = 1
+    depth: int | None = None
+    chunk: int = 512
+    threads: int | None = None
+    device: bool = True
+    device_memory: int | None = None
+    reserve: int = RESERVE
+    workspace: int | None = None
+    slots: int | None = None
+    misses: Misses = "auto"
+    kv_tier: Tier | None = None
+    kv_bytes: int | None = None
+    host_memory: int | None = None
+    spread: Spread | None = None
