@@ -22,8 +22,8 @@ _COMMON = (
 _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
 _AVX512 = ("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
 VARIANTS: dict[str, tuple[str, ...]] = {"avx2": _AVX2, "avx512": (*_AVX2, *_AVX512), "native": ("NATIVE",)}
-"""The switches that are on. avx512: for virtual machines that announce AMX and do not grant it, where a
-native build crashes."""
+"""The switches that are on. avx512: for virtual machines that announce AMX where it does not
+work: a native build crashes there."""
 _LOG_LINES = 15
 
 

@@ -96,8 +96,8 @@ def failed(command: Sequence[str], status: int, stderr: str) -> RunError:
     remedy = ""
     if -status in (signal.SIGILL, signal.SIGSEGV):
         remedy = (
-            "the processor may not run what the program was built for (on some virtual machines AMX is announced "
-            "and does not work): --isa avx2,avx512"
+            "the processor may not run what the program was built for (on some virtual machines AMX is "
+            "announced and does not work): --isa avx2,avx512"
         )
     return RunError(f"{' '.join(command)} {how}:\n{stderr[-_SHOWN:]}", remedy=remedy)
 
