@@ -146,3 +146,11 @@ def test_the_beginning_of_a_gguf_file_suffices(tmp_path: Path) -> None:
     assert made[0] == made[1]
     with pytest.raises(FileFormatError):
         open_headers(head).rows(next(iter(whole.tensors)), 0, 1)
+
+
+@pytest.mark.skipif(not FILES, reason="the collected configurations are not here")
+def test_a_tied_head_is_read_as_the_embedding() -> None:
+    found = of_config(CONFIGS / "real" / "Qwen--Qwen3-0.6B_config.json")
+    assert found.tied and found.head == found.embedding == 151_936 * 1024 + 151_936 * 4
+    assert found.head_macs == 151_936 * 1024
+    assert found.total == found.static + found.embedding
