@@ -79,7 +79,8 @@ class SamplingParams:
 class Request:
     """One prompt and the progress of its answer; the engine knows token ids only.
 
-    `tokens` holds prompt and generated ids; positions [0, computed) are already in the KV pages.
+    `tokens` holds prompt and generated ids; positions [0, computed) are already in the KV pages, and the
+    first `shared` of them were there before: another request had the same beginning.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
+    shared: int = 0
     pages: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from strata.core import Request
+from strata.core import FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
-from strata.memory.kv_pages import KvPages
+from strata.memory.kv_pages import KvPages, PageCopy
 
 
 @dataclass(frozen=True)
 class Work:
     """Tokens [start, start + count) of one request: the next ones that are not computed yet.
 
-    completes: all known tokens are computed afterwards, so that the next one can be sampled.
+    completes: all known tokens are computed afterwards, so that the next one can be sampled. copy: to be made
+    before any token of the step is computed, in the order of the works.
     """
 
     request: Request
     start: int
     count: int
     completes: bool
+    copy: PageCopy | None = None
 
     @property
     def is_prefill(self) -> bool:
@@ -70,14 +72,17 @@ class Scheduler:
         budget = self.chunk
         works: list[Work] = []
         for request in self.running:
+            self.pages.publish(request)
             work = _next_work(request, budget)
             if work.count:
                 works.append(work)
                 budget -= work.count if work.is_prefill else 0
-        while budget > 0 and self._admit():
-            work = _next_work(self.running[-1], budget)
-            works.append(work)
-            budget -= work.count
+        while budget > 0 and self._admissible():
+            request = self.waiting.popleft()
+            copy = self.pages.reserve(request, self.worst_case(request))
+            self.running.append(request)
+            works.append(_next_work(request, budget, copy))
+            budget -= works[-1].count
         for work in works:
             self.pages.extend(work.request, work.start + work.count)
         return works
@@ -86,23 +91,18 @@ class Scheduler:
         """Forget a request that ended, wherever it is, and free its pages."""
         self.running = [other for other in self.running if other is not request]
         self.waiting = deque(other for other in self.waiting if other is not request)
-        self.pages.release(request)
+        self.pages.release(request, keep=request.finish_reason is not FinishReason.ERROR)
 
-    def _admit(self) -> bool:
-        """Move the head of the queue to the running requests, if its worst case fits."""
+    def _admissible(self) -> bool:
+        """Whether the head of the queue may run: its worst case fits."""
         if not self.waiting or len(self.running) >= self.max_running:
             return False
-        request = self.waiting[0]
-        if not self.pages.fits(self.worst_case(request)):
-            return False
-        self.pages.reserve(request, self.worst_case(request))
-        self.running.append(self.waiting.popleft())
-        return True
+        return self.pages.fits(self.waiting[0], self.worst_case(self.waiting[0]))
 
 
-def _next_work(request: Request, budget: int) -> Work:
+def _next_work(request: Request, budget: int, copy: PageCopy | None = None) -> Work:
     """All uncomputed tokens of a request, prompt tokens at most `budget` of them."""
     start = request.computed
     remaining = len(request.tokens) - start
     count = min(remaining, budget) if start < len(request.prompt) else remaining
-    return Work(request, start, count, completes=count == remaining)
+    return Work(request, start, count, count == remaining, copy)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.core import Request, SamplingParams
+from strata.core import FinishReason, Request, SamplingParams
 from strata.engine.executor import build_batch
 from strata.engine.scheduler import Scheduler, Work
 from strata.errors import CapacityError, ContextOverflowError
@@ -16,7 +16,9 @@ PAGE = 4
 
 
 def make_request(name: str, prompt: int, max_tokens: int | None = 8) -> Request:
-    return Request(name, list(range(prompt)), SamplingParams(max_tokens=max_tokens))
+    """No two names begin alike, so that nothing is shared."""
+    first = sum(ord(letter) << 8 * place for place, letter in enumerate(name[:4]))
+    return Request(name, [first, *range(1, prompt)], SamplingParams(max_tokens=max_tokens))
 
 
 def make_scheduler(pages: int = 100, context: int = 64, chunk: int = 10, max_running: int = 8) -> Scheduler:
@@ -85,6 +87,31 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
         make_scheduler(pages=14).add(make_request("a", 20, 40))
 
 
+def test_a_second_request_computes_only_what_is_new() -> None:
+    """The same beginning is computed once; what follows begins in a page of its own, a copy."""
+    scheduler = make_scheduler()
+    first = Request("a", list(range(10)), SamplingParams(max_tokens=8))
+    second = Request("b", [*range(10), 50, 51], SamplingParams(max_tokens=8))
+    scheduler.add(first)
+    assert step(scheduler) == [("a", 10, True)]
+    scheduler.remove(first)
+    scheduler.add(second)
+    (work,) = scheduler.schedule()
+    assert (work.start, work.count, second.shared) == (10, 2, 10)
+    assert work.copy is not None and work.copy.target == second.pages[-1]
+
+
+@pytest.mark.parametrize(("reason", "kept"), [(FinishReason.STOP, 3), (FinishReason.ERROR, 0)])
+def test_what_a_failed_request_computed_is_not_kept(reason: FinishReason, kept: int) -> None:
+    scheduler = make_scheduler()
+    request = make_request("a", 10)
+    scheduler.add(request)
+    step(scheduler)
+    request.finish_reason = reason
+    scheduler.remove(request)
+    assert scheduler.pages.kept == kept
+
+
 def test_removing_a_waiting_request() -> None:
     scheduler = make_scheduler(max_running=1)
     a, b, c = (make_request(name, 2) for name in "abc")
@@ -105,14 +132,18 @@ def test_nothing_to_do() -> None:
     pages=st.integers(11, 30),
     chunk=st.integers(1, 20),
     max_running=st.integers(1, 8),
+    alike=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_request_gets_every_token(
-    requests: list[tuple[int, int]], pages: int, chunk: int, max_running: int
+    requests: list[tuple[int, int]], pages: int, chunk: int, max_running: int, alike: bool
 ) -> None:
     """Any mix ends; batches are well-formed, prompts respect the chunk, pages cover all and come back."""
     scheduler = make_scheduler(pages, 64, chunk, max_running)
     pending = [make_request(f"r{i}", prompt, answer) for i, (prompt, answer) in enumerate(requests)]
+    if alike:
+        for request in pending:
+            request.tokens[0] = request.prompt[0] = 0
     for request in pending:
         scheduler.add(request)
     for _ in range(1000):

@@ -1,84 +1,174 @@
-"""KV pages: no page lost, none shared, no promise broken, whatever the order of calls."""
+"""KV pages: no page lost, none written by two, no promise broken, whatever the order of calls.
+
+The machine below writes into every slot of a page the whole text that its keys and values depend on, as the
+backend would; a request that is given a page of another text finds out.
+"""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strata.core import Request, SamplingParams
 from strata.errors import CapacityError
-from strata.memory.kv_pages import KvPages
+from strata.memory.kv_pages import KvPages, PageCopy
 
-TOTAL, PAGE_TOKENS = 12, 8
+TOTAL, PAGE_TOKENS = 10, 4
+
+texts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
-def make_request(name: str) -> Request:
-    return Request(name, [1], SamplingParams())
+def make_request(name: str, prompt: list[int] | None = None) -> Request:
+    return Request(name, prompt or [1], SamplingParams())
 
 
 class PagesMachine(RuleBasedStateMachine):
-    """Requests come, grow and go; a model keeps what each was promised and holds."""
-
-    requests = Bundle("requests")
+    """Requests come, compute, and go. contents: per page, what was written to each of its places."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pages = KvPages(TOTAL, PAGE_TOKENS)
+        self.contents: list[list[object]] = [[None] * PAGE_TOKENS for _ in range(TOTAL)]
+        self.running: list[Request] = []
         self.promised: dict[str, int] = {}
-        self.held: dict[str, list[int]] = {}
         self.count = 0
 
-    @rule(target=requests, tokens=st.integers(0, 60))
-    def reserve(self, tokens: int) -> Request:
+    @rule(prompt=texts, answer=st.integers(1, 12))
+    def reserve(self, prompt: list[int], answer: int) -> None:
         self.count += 1
-        request = make_request(f"r{self.count}")
-        needed = -(-tokens // PAGE_TOKENS)
-        room = TOTAL - sum(self.promised.values())
-        assert self.pages.fits(tokens) == (needed <= room)
-        if needed > room:
-            with pytest.raises(CapacityError, match=f"need {needed} KV pages, {room} of {TOTAL}"):
+        request = make_request(f"r{self.count}", prompt)
+        tokens = len(prompt) + answer
+        if not self.pages.fits(request, tokens):
+            assert -(-tokens // PAGE_TOKENS) > self.pages.unpromised, "even without sharing there is room"
+            with pytest.raises(CapacityError, match=f"{self.pages.unpromised} of {TOTAL} are unpromised"):
                 self.pages.reserve(request, tokens)
-            return request
-        self.pages.reserve(request, tokens)
-        self.promised[request.request_id], self.held[request.request_id] = needed, []
-        return request
-
-    @rule(request=requests, tokens=st.integers(0, 70))
-    def extend(self, request: Request, tokens: int) -> None:
-        needed = -(-tokens // PAGE_TOKENS)
-        before = list(request.pages)
-        if needed > self.promised.get(request.request_id, 0):
-            with pytest.raises(CapacityError):
-                self.pages.extend(request, tokens)
-            assert request.pages == before
+            assert (request.pages, request.computed) == ([], 0)
             return
-        self.pages.extend(request, tokens)
-        assert request.pages[: len(before)] == before, "pages with data must stay where they are"
-        assert len(request.pages) == max(needed, len(before))
-        if request.request_id in self.held:
-            self.held[request.request_id] = list(request.pages)
+        copy = self.pages.reserve(request, tokens)
+        if copy is not None:
+            self.contents[copy.target] = list(self.contents[copy.source])
+        assert request.computed < len(request.tokens), "the last token's logits are wanted"
+        self.running.append(request)
+        self.promised[request.request_id] = tokens
 
-    @rule(request=consumes(requests), twice=st.booleans())
-    def release(self, request: Request, twice: bool) -> None:
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), count=st.integers(1, 6), token=st.integers(0, 1))
+    def compute(self, data: st.DataObject, count: int, token: int) -> None:
+        """A step of one request: some tokens, then the next one is sampled."""
+        request = data.draw(st.sampled_from(self.running))
+        count = min(count, len(request.tokens) - request.computed)
+        stop = request.computed + count
+        self.pages.extend(request, stop)
+        for position in range(request.computed, stop):
+            page = request.pages[position // PAGE_TOKENS]
+            self.contents[page][position % PAGE_TOKENS] = tuple(request.tokens[: position + 1])
+        request.computed = stop
+        self.pages.publish(request)
+        if stop == len(request.tokens) and stop < self.promised[request.request_id]:
+            request.tokens.append(token)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), keep=st.booleans(), twice=st.booleans())
+    def release(self, data: st.DataObject, keep: bool, twice: bool) -> None:
+        request = data.draw(st.sampled_from(self.running))
+        self.running.remove(request)
         for _ in range(1 + twice):
-            self.pages.release(request)
+            self.pages.release(request, keep)
         assert request.pages == []
-        self.promised.pop(request.request_id, None)
-        self.held.pop(request.request_id, None)
 
     @invariant()
-    def no_page_has_two_owners(self) -> None:
-        held = [page for pages in self.held.values() for page in pages]
-        assert len(held) == len(set(held))
-        assert self.pages.free == TOTAL - len(held)
-        assert self.pages.unpromised == TOTAL - sum(self.promised.values())
+    def every_request_reads_its_own_text(self) -> None:
+        for request in self.running:
+            for position in range(request.computed):
+                found = self.contents[request.pages[position // PAGE_TOKENS]][position % PAGE_TOKENS]
+                assert found == tuple(request.tokens[: position + 1])
+
+    @invariant()
+    def promises_can_be_kept(self) -> None:
+        needed = sum(
+            -(-self.promised[request.request_id] // PAGE_TOKENS) - len(request.pages)
+            for request in self.running
+        )
+        assert self.pages.unpromised == self.pages.free - needed >= 0
         self.pages.check_integrity()
 
 
 TestPagesMachine = PagesMachine.TestCase
-TestPagesMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPagesMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def computed(pages: KvPages, name: str, tokens: list[int], count: int | None = None) -> Request:
+    """A request that has computed its first `count` tokens."""
+    request = make_request(name, tokens)
+    pages.reserve(request, len(tokens) + 1)
+    pages.extend(request, len(tokens))
+    request.computed = len(tokens) if count is None else count
+    return request
+
+
+def test_a_running_request_shares_what_it_has_computed() -> None:
+    pages = KvPages(8, PAGE_TOKENS)
+    first = computed(pages, "a", list(range(10)))
+    pages.publish(first)
+    second = make_request("b", [*range(8), 90, 91])
+    assert pages.reserve(second, 12) is None
+    assert second.pages == first.pages[:2] and (second.computed, second.shared) == (8, 8)
+    assert pages.unpromised == 8 - 3 - 1, "b needs one page of its own"
+
+
+def test_pages_are_found_after_their_request_has_gone() -> None:
+    """A chat: the next turn begins with all of this one; the last page is copied, for it will be written."""
+    pages = KvPages(8, PAGE_TOKENS)
+    first = computed(pages, "a", list(range(10)))
+    table = list(first.pages)
+    pages.release(first)
+    assert (pages.free, pages.kept) == (8, 3)
+    second = make_request("b", list(range(15)))
+    copy = pages.reserve(second, 20)
+    assert second.pages[:2] == table[:2] and copy == PageCopy(table[2], second.pages[2])
+    assert second.computed == 10
+
+
+def test_a_whole_prompt_that_is_there_leaves_its_last_token_to_compute() -> None:
+    pages = KvPages(8, PAGE_TOKENS)
+    pages.release(computed(pages, "a", list(range(8))))
+    second = make_request("b", list(range(8)))
+    copy = pages.reserve(second, 9)
+    assert second.computed == 7 and copy is not None
+
+
+def test_the_same_tokens_after_another_beginning_are_not_shared() -> None:
+    pages = KvPages(8, PAGE_TOKENS)
+    pages.release(computed(pages, "a", [1, 1, 1, 1, 7, 7, 7, 7, 7]))
+    second = make_request("b", [2, 1, 1, 1, 7, 7, 7, 7, 7])
+    assert pages.reserve(second, 10) is None and second.computed == 0
+
+
+def test_kept_pages_make_room_the_oldest_first() -> None:
+    pages = KvPages(4, PAGE_TOKENS)
+    for name, token in (("a", 1), ("b", 2)):
+        pages.release(computed(pages, name, [token] * 7))
+    pages.release(computed(pages, "c", [3] * 7))
+    assert pages.kept == 4
+    again = {token: make_request(f"again {token}", [token] * 7) for token in (1, 2, 3)}
+    assert [pages._match(request).pages != () for request in again.values()] == [False, True, True]
+
+
+def test_what_a_failed_request_computed_is_not_found() -> None:
+    pages = KvPages(8, PAGE_TOKENS)
+    first = computed(pages, "a", list(range(9)))
+    pages.publish(first)
+    pages.release(first, keep=False)
+    assert (pages.free, pages.kept) == (8, 0)
+
+
+def test_sharing_can_be_switched_off() -> None:
+    pages = KvPages(8, PAGE_TOKENS, share=False)
+    pages.release(computed(pages, "a", list(range(9))))
+    second = make_request("b", list(range(9)))
+    assert pages.reserve(second, 10) is None and second.computed == pages.kept == 0
 
 
 def test_promised_pages_are_there_even_when_others_took_all_the_rest() -> None:
@@ -89,6 +179,17 @@ def test_promised_pages_are_there_even_when_others_took_all_the_rest() -> None:
     pages.extend(second, 2 * PAGE_TOKENS)
     pages.extend(first, 2 * PAGE_TOKENS)
     assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
+
+
+def test_a_request_cannot_take_more_than_it_reserved() -> None:
+    pages = KvPages(4, PAGE_TOKENS)
+    request = make_request("a")
+    pages.reserve(request, 5)
+    pages.extend(request, 3)
+    before = list(request.pages)
+    with pytest.raises(CapacityError, match="9 tokens need 3 KV pages, 2 are reserved"):
+        pages.extend(request, 9)
+    assert request.pages == before
 
 
 def test_reserving_twice_is_a_mistake() -> None:
@@ -113,6 +214,6 @@ def test_integrity_check_sees_damage(damage: str) -> None:
     elif damage == "shared":
         first.pages[0] = second.pages[0]
     else:
-        first.pages.append(pages._free.pop())
+        first.pages.append(pages._take())
     with pytest.raises(AssertionError):
         pages.check_integrity()
