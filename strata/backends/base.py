@@ -91,6 +91,10 @@ class Backend(Protocol):
         """Storage for `pages` KV pages; memory.kv_pages decides which request owns which."""
         ...
 
+    def copy_pages(self, cache: Any, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, in all layers: (source, target) after (source, target)."""
+        ...
+
     # What the decoder calls: a few ops per layer. `composed.ComposedOps` makes them of those below.
 
     def embedding(self, weight: Weight, token_ids: NDArray[np.int32], scale: float) -> Array:

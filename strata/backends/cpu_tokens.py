@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ class CpuKvCache:
         blocks = (spec.layers, pages, spec.kv_heads)
         scales = (*blocks, spec.page_tokens) if spec.dtype == "int8" else (0,)
         values = (0,) if spec.value_in_key else (*blocks, spec.page_tokens, spec.value_dim)
+        arrays = (
+            np.zeros((*blocks, spec.key_dim, spec.page_tokens), _ELEMENT[spec.dtype]),
+            np.zeros(values, _ELEMENT[spec.dtype]),
+            np.zeros(scales, np.float32),
+            np.zeros((0,) if spec.value_in_key else scales, np.float32),
+        )
         self.spec = spec
+        self._by_page = [array.reshape(spec.layers, pages, -1) for array in arrays if array.size]
         self.handle = extension.KvCache(
             spec.dtype,
             spec.layers,
@@ -34,11 +42,13 @@ class CpuKvCache:
             spec.value_dim,
             spec.page_tokens,
             spec.value_in_key,
-            np.zeros((*blocks, spec.key_dim, spec.page_tokens), _ELEMENT[spec.dtype]),
-            np.zeros(values, _ELEMENT[spec.dtype]),
-            np.zeros(scales, np.float32),
-            np.zeros((0,) if spec.value_in_key else scales, np.float32),
+            *arrays,
         )
+
+    def copy_page(self, source: int, target: int) -> None:
+        """All layers of one page to another."""
+        for array in self._by_page:
+            array[:, target] = array[:, source]
 
 
 class RopeCache:
@@ -110,6 +120,11 @@ class TokenOps:
     def kv_cache(self, spec: KvSpec, pages: int) -> CpuKvCache:
         """Storage for `pages` pages; page_tokens must be a multiple of 8."""
         return CpuKvCache(self.ops, spec, pages)
+
+    def copy_pages(self, cache: CpuKvCache, copies: Sequence[tuple[int, int]]) -> None:
+        """One after the other."""
+        for source, target in copies:
+            cache.copy_page(source, target)
 
     def attention(
         self, q: F32, k: F32, v: F32 | None, cache: CpuKvCache, batch: Batch, call: AttentionCall

@@ -167,6 +167,11 @@ class ReferenceBackend(ComposedOps):
         """Storage for `pages` pages; "f32" means unrounded, that is the backend's dtype."""
         return PagedKv(spec, pages, self.dtype)
 
+    def copy_pages(self, cache: PagedKv, copies: Sequence[tuple[int, int]]) -> None:
+        """One after the other."""
+        for source, target in copies:
+            cache.copy_page(source, target)
+
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor | None, cache: PagedKv, batch: Batch, call: AttentionCall
     ) -> Tensor:

@@ -46,6 +46,13 @@ class PagedStates:
         states = self.elements[layer, where].to(self.dtype)
         return states if self.scales is None else states * self.scales[layer, where][:, :, None]
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Everything of one page to another."""
+        n = self.page_tokens
+        for states in (self.elements, self.scales):
+            if states is not None:
+                states[:, target * n : (target + 1) * n] = states[:, source * n : (source + 1) * n]
+
     def _places(self, pages: NDArray[np.int32], start: int, stop: int) -> Tensor:
         positions = np.arange(start, stop)
         places = pages[positions // self.page_tokens].astype(np.int64) * self.page_tokens
@@ -63,6 +70,12 @@ class PagedKv:
         self.spec = spec
         self.keys = PagedStates(spec, pages, spec.key_dim, dtype)
         self.values = None if spec.value_in_key else PagedStates(spec, pages, spec.value_dim, dtype)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """All layers of one page to another."""
+        for states in (self.keys, self.values):
+            if states is not None:
+                states.copy_page(source, target)
 
 
 def attention(

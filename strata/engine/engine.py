@@ -27,6 +27,7 @@ class EngineOptions:
 
     pages: KV pages of page_tokens tokens each, for all requests together. valid_tokens: ids below it are
     the tokenizer's; the vocabulary's rows from there on are padding. max_running: requests per step.
+    share_prefixes: what an earlier request computed is not computed again where a prompt begins the same.
     """
 
     context: int
@@ -36,6 +37,7 @@ class EngineOptions:
     kv_dtype: KvDtype = "int8"
     chunk: int = 512
     max_running: int = 64
+    share_prefixes: bool = True
 
 
 class Event(NamedTuple):
@@ -56,7 +58,7 @@ class Engine:
         self.decoder = decoder
         self.options = options
         self.kv = KvSpec.of(decoder.spec, options.page_tokens, options.kv_dtype)
-        self.pages = KvPages(options.pages, options.page_tokens)
+        self.pages = KvPages(options.pages, options.page_tokens, options.share_prefixes)
         self.scheduler = Scheduler(self.pages, options.context, options.chunk, options.max_running)
         self.executor = Executor(decoder, decoder.backend.kv_cache(self.kv, options.pages))
         self.metrics = Metrics()

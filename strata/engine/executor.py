@@ -26,6 +26,9 @@ class Executor:
         Afterwards the tokens are in the KV pages and `computed` of each request says so.
         """
         batch = build_batch(works)
+        copies = [work.copy for work in works if work.copy is not None]
+        if copies:
+            self.decoder.backend.copy_pages(self.cache, copies)
         logits = self.decoder.forward(batch, self.cache)
         for work in works:
             work.request.computed += work.count

@@ -32,6 +32,7 @@ def load_engine(
     chunk: int = 512,
     sequences: int = 1,
     valid_tokens: int | None = None,
+    share_prefixes: bool = True,
     wrap: Callable[[Backend], Backend] | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
@@ -39,7 +40,8 @@ def load_engine(
     context None: what the model was made for, as far as the KV cache's memory goes. kv_bytes None: half
     of the free memory at most, less where the weights need it. sequences: requests that can fill the context
     at the same time. valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. threads None: one
-    per core, for the reference one. wrap: puts something before the backend, such as a clock.
+    per core, for the reference one. share_prefixes: see EngineOptions. wrap: puts something before the
+    backend, such as a clock.
     Raises StoreError, ConfigError (a context the model cannot have), CapacityError (memory).
     """
     store = Store.open(store_path)
@@ -53,6 +55,7 @@ def load_engine(
         page_tokens=page_tokens,
         kv_dtype=kv_dtype,
         chunk=chunk,
+        share_prefixes=share_prefixes,
     )
     made = make_backend(backend, threads, activations)
     return Engine(Decoder(spec, store, wrap(made) if wrap else made), options)

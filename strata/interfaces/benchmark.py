@@ -94,6 +94,7 @@ class Benchmark:
             chunk=self._chunk,
             sequences=-(-pages // -(-context // per_page)),
             valid_tokens=_vocabulary(path),
+            share_prefixes=False,  # repetitions must compute what they measure
             wrap=timer.wrap if timer else None,
         )
 

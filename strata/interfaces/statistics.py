@@ -33,9 +33,9 @@ def describe(answer: Answer, bandwidth: float = 0.0) -> str:
             else ""
         )
         lines.append(f"memory   {speed / 1e9:.2f} GB/s of weights and KV read by decode{share}")
-    return "\n".join(
-        [*lines, f"tokens   {len(answer.request.prompt)} prompt, {answer.tokens} answer; {context}"]
-    )
+    shared = f" ({answer.request.shared} of them computed before)" if answer.request.shared else ""
+    tokens = f"tokens   {len(answer.request.prompt)} prompt{shared}, {answer.tokens} answer; {context}"
+    return "\n".join([*lines, tokens])
 
 
 def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
         "text": answer.text,
         "finish_reason": answer.finish_reason.value if answer.finish_reason else None,
         "prompt_tokens": len(answer.request.prompt),
+        "shared_tokens": answer.request.shared,
         "answer_tokens": answer.tokens,
         "context": answer.model.context,
         "prefill": _figures(progress.prefill) if progress else None,

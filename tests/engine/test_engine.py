@@ -362,3 +362,24 @@ def test_figures_do_not_grow_with_every_request_seen(engine: Engine, monkeypatch
         list(engine.generate(Request(f"r{turn}", [1], replace(GREEDY, max_tokens=1))))
     assert list(engine.metrics.requests) == ["r2", "r3", "r4"]
     assert engine.metrics.total.prefill.tokens == 5
+
+
+def test_sharing_a_beginning_changes_no_token(any_decoders: dict[str, Decoder]) -> None:
+    """A conversation in three turns, and a second one that branches off; int8 KV, pages of 8."""
+    for decoder in any_decoders.values():
+        answers: dict[bool, list[list[int]]] = {}
+        for share in (True, False):
+            engine = make_engine(decoder, kv_dtype="int8", share_prefixes=share)
+            answers[share], shared = [], []
+            text = prompt_of(13)
+            for turn, words in enumerate(([], [5, 6, 7], [8])):
+                text += words
+                branch = Request(f"branch {turn}", [*text[:12], 9, 9], GREEDY)
+                request = Request(f"turn {turn}", list(text), replace(GREEDY, max_tokens=7))
+                for each in (request, branch):
+                    answers[share].append(list(engine.generate(each)))
+                    shared.append(each.shared)
+                text = request.tokens
+            assert shared == ([0, 12, 19, 13, 29, 13] if share else [0] * 6)
+            engine.check_integrity()
+        assert answers[True] == answers[False]
