@@ -70,9 +70,8 @@ void bind_cpu(py::module_& m) {
         .def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("seconds"),
              py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("native_seconds", [](const Cpu& cpu) { return cpu.clock.native; })
-        .def("start_clock", &start_clock)
-        .def("stop_clock", &stop_clock)
-        .def("bind_caller", [](const Cpu& cpu) { return cpu.pool.bind_caller(); });
+        .def("start_clock", &start_clock, py::call_guard<py::gil_scoped_release>())
+        .def("stop_clock", &stop_clock, py::call_guard<py::gil_scoped_release>());
     m.def("int8_peak", &int8_peak, py::arg("cpu"), py::arg("seconds"),
           py::call_guard<py::gil_scoped_release>());
 }
@@ -88,4 +87,5 @@ PYBIND11_MODULE(_C, m) {
     bind_experts(m);
     bind_attend(m);
     bind_ffn(m);
+    bind_layers(m);
 }

@@ -4,13 +4,8 @@
 
 #include <memory>
 
-#include "bindings_kv.h"
 #include "bindings_parts.h"
-#include "bindings_reader.h"
 #include "bindings_tokens.h"
-#include "cpu/attend.h"
-#include "cpu/attend_latent.h"
-#include "cpu/cpu.h"
 
 using namespace strata::binding;
 namespace cpu = strata::cpu;
@@ -19,23 +14,22 @@ using cpu::OpGuard;
 
 namespace {
 
-// What the cache must hold for a layer's attention.
-struct Place {
-    size_t layer, kv_heads, key_dim, value_dim;
-    bool value_in_key;
-    size_t rotary_dim;
-};
-
-struct GroupedQuery {
-    Keep keep;
-    Place place;
+struct GroupedQuery : Attention {
     cpu::GroupedQuery view;
+    size_t hidden() const override { return view.norm.dim; }
+    void run(Cpu& cpu, const cpu::KvLayer& cache, const cpu::Step& step, bool exact,
+             float* residual) const override {
+        cpu::attend(cpu, view, cache, step, exact, residual);
+    }
 };
 
-struct Latent {
-    Keep keep;
-    Place place;
+struct Latent : Attention {
     cpu::Latent view;
+    size_t hidden() const override { return view.norm.dim; }
+    void run(Cpu& cpu, const cpu::KvLayer& cache, const cpu::Step& step, bool exact,
+             float* residual) const override {
+        cpu::attend_latent(cpu, view, cache, step, exact, residual);
+    }
 };
 
 cpu::AttentionArgs read_call(const Reader& part, size_t heads) {
@@ -117,7 +111,20 @@ std::unique_ptr<Latent> make_latent(const py::object& object) {
     return made;
 }
 
-// The cache's layer, if it is what the part needs, and the step's rotation is the part's.
+void run_attend(Cpu& cpu, const Attention& part, const Step& step, F32& residual, bool exact) {
+    const cpu::KvLayer cache = layer_of(step, part.place);
+    const size_t wanted = step.view().rows * part.hidden();
+    require(size_of(residual) == wanted, "attend", "size of the residual", size_of(residual), wanted);
+    float* values = writable(residual, "attend");
+    const py::gil_scoped_release release;
+    const OpGuard guard(cpu);
+    part.run(cpu, cache, step.view(), exact, values);
+}
+
+}  // namespace
+
+namespace strata::binding {
+
 cpu::KvLayer layer_of(const Step& step, const Place& place) {
     const cpu::KvLayer found = step.cache().layer(place.layer);
     require(found.kv_heads == place.kv_heads, "attend", "KV heads", found.kv_heads, place.kv_heads);
@@ -130,38 +137,14 @@ cpu::KvLayer layer_of(const Step& step, const Place& place) {
     return found;
 }
 
-// run: attend or attend_latent.
-template <class Part, class Run>
-void run_attention(Cpu& cpu, const Part& part, const Step& step, F32& residual, const Run& run) {
-    const cpu::KvLayer cache = layer_of(step, part.place);
-    const size_t wanted = step.view().rows * part.view.norm.dim;
-    require(size_of(residual) == wanted, "attend", "size of the residual", size_of(residual), wanted);
-    float* values = writable(residual, "attend");
-    const py::gil_scoped_release release;
-    const OpGuard guard(cpu);
-    run(cache, values);
-}
-
-void run_attend(Cpu& cpu, const GroupedQuery& part, const Step& step, F32& residual, bool exact) {
-    run_attention(cpu, part, step, residual, [&](const cpu::KvLayer& cache, float* values) {
-        cpu::attend(cpu, part.view, cache, step.view(), exact, values);
-    });
-}
-
-void run_attend_latent(Cpu& cpu, const Latent& part, const Step& step, F32& residual, bool exact) {
-    run_attention(cpu, part, step, residual, [&](const cpu::KvLayer& cache, float* values) {
-        cpu::attend_latent(cpu, part.view, cache, step.view(), exact, values);
-    });
-}
-
-}  // namespace
+}  // namespace strata::binding
 
 void bind_attend(py::module_& m) {
-    py::class_<GroupedQuery>(m, "GroupedQuery").def(py::init(&make_grouped_query), py::arg("part"));
-    py::class_<Latent>(m, "Latent").def(py::init(&make_latent), py::arg("part"));
+    py::class_<Attention>(m, "Attention");
+    py::class_<GroupedQuery, Attention>(m, "GroupedQuery")
+        .def(py::init(&make_grouped_query), py::arg("part"));
+    py::class_<Latent, Attention>(m, "Latent").def(py::init(&make_latent), py::arg("part"));
     const auto raw = [](const char* name) { return py::arg(name).noconvert(); };
     m.def("attend", &run_attend, py::arg("cpu"), py::arg("part"), py::arg("step"), raw("residual"),
-          py::arg("exact"));
-    m.def("attend", &run_attend_latent, py::arg("cpu"), py::arg("part"), py::arg("step"), raw("residual"),
           py::arg("exact"));
 }

@@ -77,6 +77,14 @@ void ExpertTable::touch(int32_t id) {
     known_[id] = slices;
 }
 
+void ExpertTable::touch_all(const int32_t* ids, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (is_expert(ids[i]) && known_[ids[i]] != nullptr) continue;
+        const py::gil_scoped_acquire acquire;
+        touch(ids[i]);
+    }
+}
+
 void ExpertTable::prepare(const I32& ids, const F32& weights, int rows, const Active& active) {
     expect("dimensions of ids are", ids.ndim(), "wanted are", 2);
     expect("rows of ids are", ids.shape(0), "rows of x are", rows);
@@ -91,15 +99,14 @@ void ExpertTable::prepare(const I32& ids, const F32& weights, int rows, const Ac
 }
 
 Routes ExpertTable::routes(Arena& arena, const I32& ids, const F32& weights, const Active& active) const {
-    const int experts = static_cast<int>(known_.size());
-    const FfnSlice* const* slices = known_.data();
+    Routes found = routes(ids.data(), weights.data(), ids.shape(0), ids.shape(1));
     if (active) {
-        const FfnSlice** wanted = arena.take<const FfnSlice*>(experts);
-        std::fill_n(wanted, experts, nullptr);
+        const FfnSlice** wanted = arena.take<const FfnSlice*>(known_.size());
+        std::fill_n(wanted, known_.size(), nullptr);
         for (const int32_t id : *active) wanted[id] = known_[id];
-        slices = wanted;
+        found.slices = wanted;
     }
-    return {ids.data(), weights.data(), ids.shape(0), ids.shape(1), slices, experts};
+    return found;
 }
 
 Gating make_gating(const std::string& kind, float alpha, float limit) {

@@ -43,7 +43,14 @@ class ExpertTable {
     // ascending; none = all routed to. ValueError for ids that are no experts, for ids or weights of another
     // shape than [rows, top_k], and for active experts that do not ascend.
     void prepare(const I32& ids, const F32& weights, int rows, const Active& active);
-    // What `prepare` has seen to, for group_tokens; needs no GIL.
+    // The same for ids of a router of ours, without the GIL, which is taken when a record must be asked for.
+    void touch_all(const int32_t* ids, size_t count);
+    size_t count() const { return known_.size(); }
+    // All experts that `prepare` or `touch_all` have seen to, for group_tokens; needs no GIL.
+    cpu::Routes routes(const int32_t* ids, const float* weights, int64_t rows, int64_t top_k) const {
+        return {ids, weights, rows, top_k, known_.data(), static_cast<int>(known_.size())};
+    }
+    // Only the active ones.
     cpu::Routes routes(cpu::Arena& arena, const I32& ids, const F32& weights, const Active& active) const;
 
   private:

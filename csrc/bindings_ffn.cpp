@@ -7,10 +7,7 @@
 #include <utility>
 
 #include "bindings_parts.h"
-#include "bindings_reader.h"
 #include "bindings_tokens.h"
-#include "cpu/choose_experts.h"
-#include "cpu/cpu.h"
 
 using namespace strata::binding;
 namespace cpu = strata::cpu;
@@ -18,25 +15,6 @@ using cpu::Cpu;
 using cpu::OpGuard;
 
 namespace {
-
-struct FeedForward {
-    Keep keep;
-    cpu::Norm norm;
-    cpu::DenseFfn ffn;
-    float scale;
-};
-
-struct Router {
-    Keep keep;
-    cpu::RouterPart view;
-};
-
-struct Experts {
-    Keep keep;
-    cpu::DenseFfn shared;
-    cpu::RoutedFfn view;
-    ExpertTable* table;  // kept
-};
 
 std::unique_ptr<FeedForward> make_feed_forward(const py::object& object) {
     auto made = std::make_unique<FeedForward>();
@@ -118,7 +96,8 @@ void run_apply_experts(Cpu& cpu, const Experts& part, const F32& hidden, const I
     part.table->prepare(ids, weights, tokens, {});
     const py::gil_scoped_release release;
     const OpGuard guard(cpu);
-    const cpu::ExpertWorks found = group_tokens(cpu.arena, part.table->routes(cpu.arena, ids, weights, {}));
+    const cpu::ExpertWorks found =
+        group_tokens(cpu.arena, part.table->routes(ids.data(), weights.data(), tokens, ids.shape(1)));
     cpu::apply_experts(cpu, part.view, found.works, found.count, hidden.data(), tokens, exact, values);
 }
 

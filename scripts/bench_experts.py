@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     backend = CpuBackend(threads=options.threads, isa_name=options.isa)
-    backend.bind_caller()
     model = random_model(options.format, options.layers)
     rng = np.random.default_rng(1)
     shares, speeds, macs = [], [], []

@@ -22,12 +22,13 @@ struct Cpu {
     std::mutex busy;
 };
 
-// One call from outside at a time owns pool, arena and clock, and begins with `const OpGuard guard(cpu);`.
-// Ops do not guard themselves, for they are made of each other: what an op takes of the arena stays taken
-// until the call ends.
+// One call from outside at a time owns pool, arena and clock, has its thread on worker 0's CPU, and begins
+// with `const OpGuard guard(cpu);`. Ops do not guard themselves, for they are made of each other: what an op
+// takes of the arena stays taken until the call ends.
 class OpGuard {
   public:
-    explicit OpGuard(Cpu& cpu) : lock_(cpu.busy), clock_(cpu.clock), begin_(OpClock::Clock::now()) {
+    explicit OpGuard(Cpu& cpu)
+        : lock_(cpu.busy), clock_(cpu.clock), begin_(OpClock::Clock::now()), binding_(cpu.pool) {
         cpu.arena.reset();
     }
     ~OpGuard() { clock_.native += OpClock::since(begin_); }
@@ -36,6 +37,7 @@ class OpGuard {
     std::lock_guard<std::mutex> lock_;
     OpClock& clock_;
     const OpClock::Clock::time_point begin_;
+    const CallerBinding binding_;
 };
 
 // The part [begin, end) of n items that worker takes when they are split evenly.

@@ -54,21 +54,24 @@ void WaitWord::advance() {
 
 void WaitWord::wait(uint32_t seen, int64_t spin_ns) {
     constexpr int kSpinsPerClock = 64;
+    // Longer than the gaps inside of an op; after it, the thread waited for may well want this very CPU.
+    constexpr int64_t kPoliteNs = 20000;
     if (load() != seen) return;
-    const int64_t deadline = now_ns() + spin_ns;
-    do {
+    const int64_t start = now_ns();
+    for (int64_t waited = 0; waited < spin_ns; waited = now_ns() - start) {
         for (int i = 0; i < kSpinsPerClock; i++) {
             if (load() != seen) return;
             __builtin_ia32_pause();
         }
-    } while (now_ns() < deadline);
+        if (waited > kPoliteNs) sched_yield();
+    }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (load() == seen) futex(&word_, FUTEX_WAIT_PRIVATE, seen);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 ThreadPool::ThreadPool(const std::vector<int>& cpus, bool bind_threads, int64_t spin_ns)
-    : cpus_(cpus), spin_ns_(spin_ns), born_(current_generation()) {
+    : cpus_(cpus), spin_ns_(spin_ns), born_(current_generation()), bind_(bind_threads) {
     if (cpus_.empty()) throw std::invalid_argument("a thread pool needs at least one CPU");
     try {
         for (int worker = 1; worker < size(); worker++) {
@@ -97,7 +100,15 @@ void ThreadPool::stop() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-bool ThreadPool::bind_caller() const { return bind(pthread_self(), cpus_[0]); }
+CallerBinding::CallerBinding(const ThreadPool& pool) {
+    if (!pool.binds()) return;
+    if (pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) != 0) return;
+    bound_ = bind(pthread_self(), pool.caller_cpu());
+}
+
+CallerBinding::~CallerBinding() {
+    if (bound_) pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
+}
 
 void ThreadPool::run_erased(Erased fn, const void* ctx) {
     if (born_ != current_generation()) throw std::runtime_error("a thread pool cannot be used after fork()");

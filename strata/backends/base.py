@@ -22,8 +22,10 @@ from strata.backends.parts import (
     Experts,
     FeedForward,
     Gating,
+    Layer,
     Norm,
     Router,
+    Routes,
     Routing,
     Weight,
 )
@@ -95,10 +97,14 @@ class Backend(Protocol):
         """Copy whole pages, in all layers: (source, target) after (source, target)."""
         ...
 
-    # What the decoder calls: a few ops per layer. `composed.ComposedOps` makes them of those below.
+    # A forward pass and what it is made of. `composed.ComposedOps` tells each in the ops below it.
 
     def embedding(self, weight: Weight, token_ids: NDArray[np.int32], scale: float) -> Array:
         """Rows of a packed matrix: f32 [rows, hidden] * scale."""
+        ...
+
+    def run_layers(self, residual: Array, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
+        """residual through all layers, in place."""
         ...
 
     def attend(self, residual: Array, part: Attention, cache: Any, batch: Batch) -> None:

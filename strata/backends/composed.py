@@ -5,6 +5,7 @@ A backend inherits these and replaces those that it can do in one go; a test com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,10 @@ from strata.backends.parts import (
     FeedForward,
     GroupedQueryAttention,
     LatentAttention,
+    Layer,
     Norm,
     Router,
+    Routes,
     Routing,
     Weight,
 )
@@ -31,6 +34,19 @@ from strata.plan.spec import AttentionSpec
 
 class ComposedOps(Backend):
     """See `base.Backend` for what each op does."""
+
+    def run_layers(self, residual: Array, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
+        """Attention, then the FFN or the experts of the router's choice, layer after layer."""
+        routes = Routes({}, {})
+        for index, layer in enumerate(layers):
+            self.attend(residual, layer.attention, cache, batch)
+            if isinstance(layer.ffn, FeedForward):
+                self.feed_forward(residual, layer.ffn)
+            else:
+                routing = self.choose_experts(residual, layer.ffn.router)
+                routes.ids[index], routes.used[index] = routing.ids, len(np.unique(routing.ids))
+                self.apply_experts(residual, routing, layer.ffn.experts)
+        return routes
 
     def attend(self, residual: Array, part: Attention, cache: Any, batch: Batch) -> None:
         """Norm, attention, output projection; the branch joins the residual."""

@@ -49,11 +49,9 @@ class CpuBackend(LayerOps, ComposedOps):
         self.ops = extension
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
-        self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind)
-
-    def bind_caller(self) -> bool:
-        """Binds the calling thread to the first CPU for good. For the thread that runs the engine's steps."""
-        return self.chosen_cpus.bind and bool(self.cpu.bind_caller())
+        # A single thread that nobody asked to stand somewhere may go wherever there is room.
+        bind = chosen.bind and (cpus is not None or len(chosen.cpus) > 1)
+        self.cpu = extension.Cpu(list(chosen.cpus), name, bind)
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every packed op with every weight format, attention with every KV dtype."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +16,11 @@ from strata.backends.parts import (
     Experts,
     FeedForward,
     GroupedQueryAttention,
+    Layer,
     Norm,
+    RoutedFfn,
     Router,
+    Routes,
     Routing,
 )
 from strata.core import Batch
@@ -36,11 +40,17 @@ class LayerOps(TokenOps, WeightOps):
         # Scratch of the ops that return more than a few bytes; see `_scratch`.
         self._hidden = self._logits = np.empty((0, 0), np.float32)
 
+    def run_layers(self, residual: F32, layers: Sequence[Layer], cache: CpuKvCache, batch: Batch) -> Routes:
+        """residual through all layers, in one call."""
+        handle, routed = self._layers_handle(layers)
+        step = self._step_of(batch, cache, layers[0].attention.spec.rope)
+        ids, used = self.ops.run_layers(self.cpu, handle, step, residual, self.exact)
+        return Routes(dict(zip(routed, ids, strict=True)), dict(zip(routed, used.tolist(), strict=True)))
+
     def attend(self, residual: F32, part: Attention, cache: CpuKvCache, batch: Batch) -> None:
         """residual += attention."""
-        kind = self.ops.GroupedQuery if isinstance(part, GroupedQueryAttention) else self.ops.Latent
         step = self._step_of(batch, cache, part.spec.rope)
-        self.ops.attend(self.cpu, self._handles.of(part, kind), step, residual, self.exact)
+        self.ops.attend(self.cpu, self._attention_handle(part), step, residual, self.exact)
 
     def feed_forward(self, residual: F32, part: FeedForward) -> None:
         """residual += FFN."""
@@ -55,8 +65,7 @@ class LayerOps(TokenOps, WeightOps):
 
     def apply_experts(self, residual: F32, routing: Routing, part: Experts) -> None:
         """residual += routed experts + shared expert."""
-        handle = self._handles.of(part, self._experts_handle)
-        self.ops.apply_experts(self.cpu, handle, *routing, residual, self.exact)
+        self.ops.apply_experts(self.cpu, self._experts_handle(part), *routing, residual, self.exact)
 
     def logits(self, residual: F32, rows: NDArray[np.int32], norm: Norm, head: CpuWeight) -> F32:
         """Logits of some rows, in scratch of this backend."""
@@ -64,8 +73,30 @@ class LayerOps(TokenOps, WeightOps):
         self.ops.logits(self.cpu, residual, rows, norm.weight, norm.eps, head.packed, out, self.exact)
         return out
 
+    def _attention_handle(self, part: Attention) -> Any:
+        kind = self.ops.GroupedQuery if isinstance(part, GroupedQueryAttention) else self.ops.Latent
+        return self._handles.of(part, kind)
+
     def _experts_handle(self, part: Experts) -> Any:
-        return self.ops.Experts(part, self._table(part.bank))
+        return self._handles.of(part, lambda made: self.ops.Experts(made, self._table(made.bank)))
+
+    def _layers_handle(self, layers: Sequence[Layer]) -> tuple[Any, list[int]]:
+        """All layers for C++, and the indices of those that route. Kept as long as the first one lives."""
+        made = self._handles.of(layers[0], lambda _: {})
+        ends = len(layers), id(layers[-1])  # a list that begins with the same layer may be another
+        if ends not in made:
+            native = self.ops.Layers([self._layer_handles(layer) for layer in layers])
+            routed = [i for i, layer in enumerate(layers) if isinstance(layer.ffn, RoutedFfn)]
+            made[ends] = native, routed
+        found: tuple[Any, list[int]] = made[ends]
+        return found
+
+    def _layer_handles(self, layer: Layer) -> tuple[Any, ...]:
+        attention = self._attention_handle(layer.attention)
+        if isinstance(layer.ffn, FeedForward):
+            return attention, self._handles.of(layer.ffn, self.ops.FeedForward)
+        router = self._handles.of(layer.ffn.router, self.ops.Router)
+        return attention, router, self._experts_handle(layer.ffn.experts)
 
     def _step_of(self, batch: Batch, cache: CpuKvCache, rope: RopeSpec) -> Any:
         """The batch for C++: made and checked once, not once per layer."""

@@ -154,6 +154,30 @@ class Experts:
     scale: float
 
 
+@dataclass(frozen=True, eq=False)
+class RoutedFfn:
+    """The FFN of a layer that routes: who is asked, and who answers."""
+
+    router: Router
+    experts: Experts
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One decoder layer: its attention, then its FFN, each added to the residual stream."""
+
+    attention: Attention
+    ffn: FeedForward | RoutedFfn
+
+
+class Routes(NamedTuple):
+    """What the routers of one forward pass chose, by layer: expert ids i32 numpy [rows, top_k], and how many
+    different ones they are."""
+
+    ids: dict[int, NDArray[np.int32]]
+    used: dict[int, int]
+
+
 class Routing(NamedTuple):
     """What a router decided. hidden: the normalized rows that it read and the experts will read, f32
     [rows, hidden], valid until the backend's next `choose_experts`. ids i32 and weights f32 are numpy

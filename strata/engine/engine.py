@@ -89,12 +89,20 @@ class Engine:
         self.metrics.start(request.request_id)
 
     def step(self) -> list[Event]:
-        """Compute one batch; the events are in order of admission. Nothing to do: no events."""
+        """Compute one batch; the events are in order of admission. Nothing to do: no events.
+
+        What goes wrong in a batch ends its requests with ERROR, for nobody knows how far their KV came; the
+        others and the engine go on. Only what is no Exception (Ctrl-C) gets through, and leaves the batch to
+        the caller: `abort` its requests or drop the engine.
+        """
         begin = time.perf_counter()
         works = self.scheduler.schedule()
         if not works:
             return []
-        logits = self.executor.run(works)
+        try:
+            logits = self.executor.run(works)
+        except Exception as error:
+            return [self._fail(work.request, error) for work in works]
         completed = [work.request for work in works if work.completes]
         events = [self._advance(request, row) for request, row in zip(completed, logits, strict=True)]
         self._measure(works, time.perf_counter() - begin)
@@ -149,9 +157,7 @@ class Engine:
         try:
             token = self._samplers[request.request_id].sample(logits, request.tokens)
         except NumericalError as error:
-            request.error = error
-            self._finish(request, FinishReason.ERROR)
-            return Event(request, None)
+            return self._fail(request, error)
         request.tokens.append(token)
         if token in request.stop_ids:
             self._finish(request, FinishReason.STOP)
@@ -159,6 +165,11 @@ class Engine:
         if len(request.tokens) >= self.scheduler.worst_case(request):
             self._finish(request, FinishReason.LENGTH)
         return Event(request, token)
+
+    def _fail(self, request: Request, error: Exception) -> Event:
+        request.error = error
+        self._finish(request, FinishReason.ERROR)
+        return Event(request, None)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from strata.backends.base import KvSpec
 from strata.engine.scheduler import Work
 from strata.model.decoder import Decoder
@@ -98,13 +96,11 @@ class Metrics:
 
 def step_bytes(decoder: Decoder, kv: KvSpec, works: Sequence[Work]) -> StepBytes:
     """Bytes of the decoder's latest forward pass, which computed `works`."""
-    experts = sum(
-        int(np.count_nonzero(np.bincount(ids.ravel()))) * decoder.expert_bytes[layer]
-        for layer, ids in decoder.routes.items()
-    )
+    experts = sum(used * decoder.expert_bytes[layer] for layer, used in decoder.routes.used.items())
     token_bytes = kv.page_bytes // (kv.layers * kv.page_tokens)
-    windows = [decoder.spec.window(layer) for layer in range(kv.layers)]
-    tokens = sum(_visible(work, window) for work in works for window in windows)
+    tokens = sum(
+        layers * _visible(work, window) for work in works for window, layers in decoder.windows.items()
+    )
     return StepBytes(decoder.shared_bytes, experts, tokens * token_bytes)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -64,18 +63,8 @@ def _measure(machine: HardwareProfile) -> Measurement:
 
 
 def _on(cores: Sequence[int], measure: Callable[[CpuBackend], float]) -> float:
-    """What `measure` says about a backend on `cores`, all of whose threads are bound, the calling one too.
-
-    Binding is for good, so the caller is a thread of its own.
-    """
-
-    def run() -> float:
-        backend = CpuBackend(len(cores), cpus=cores)
-        backend.bind_caller()
-        return measure(backend)
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
+    """What `measure` says about a backend on `cores`, to which all threads are bound while they compute."""
+    return measure(CpuBackend(len(cores), cpus=cores))
 
 
 def _core_macs(backend: CpuBackend) -> float:

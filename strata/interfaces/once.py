@@ -25,7 +25,7 @@ def answer_once(session: Session, prompt: str, *, as_json: bool = False) -> int:
         for piece in answer.pieces(stop=lambda: interrupt.requested):
             if not as_json:
                 write(piece)
-    bandwidth = memory_bandwidth(session.model.engine)
+    bandwidth = memory_bandwidth(answer)
     if as_json:
         write(json.dumps(to_json(answer, bandwidth), indent=2) + "\n")
     else:

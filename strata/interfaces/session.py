@@ -87,7 +87,7 @@ class Session:
             return "no answer yet"
         from strata.interfaces.statistics import describe, memory_bandwidth
 
-        return describe(self.last, memory_bandwidth(self.model.engine))
+        return describe(self.last, memory_bandwidth(self.last))
 
     def _answer(self, prompt: list[int]) -> Answer:
         self._asked += 1

@@ -9,10 +9,9 @@ from strata.errors import CapacityError
 from strata.interfaces.answer import Answer
 
 if TYPE_CHECKING:
-    from strata.engine.engine import Engine
     from strata.engine.metrics import Phase
 
-_PROBE_SECONDS = 0.2
+_PROBE_SECONDS = 0.1
 
 
 def describe(answer: Answer, bandwidth: float = 0.0) -> str:
@@ -55,18 +54,20 @@ def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
     }
 
 
-def memory_bandwidth(engine: Engine) -> float:
-    """Bytes/s that the engine's threads can read now; 0 where the backend does not say or memory is short.
+def memory_bandwidth(answer: Answer) -> float:
+    """Bytes/s that the threads which gave the answer can read now; 0: unknown.
 
-    The probe's buffer must not be what drives a full machine out of memory.
-
-    Measured after the answer, so that it delays nothing: it takes about half a second.
+    Unknown where nothing was decoded that could be compared with it, where the backend does not say, or
+    memory is short: the probe's buffer must not be what drives a full machine out of it. Measured after the
+    answer, so that it delays nothing: most of its third of a second goes into touching the buffer.
     """
+    if answer.progress is None or not answer.progress.decode.tokens:
+        return 0.0
     from strata.backends.cpu import CpuBackend
     from strata.hardware.bandwidth import PROBE_BYTES, read_bandwidth
     from strata.hardware.host_memory import available_bytes
 
-    backend = engine.decoder.backend
+    backend = answer.model.engine.decoder.backend
     if not isinstance(backend, CpuBackend) or available_bytes() < 2 * PROBE_BYTES:
         return 0.0
     try:

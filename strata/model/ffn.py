@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from strata.backends.parts import DenseFfn, ExpertBank, Experts, FeedForward, Gating, Router
+from strata.backends.parts import (
+    DenseFfn,
+    ExpertBank,
+    Experts,
+    FeedForward,
+    Gating,
+    RoutedFfn,
+    Router,
+)
 from strata.errors import StoreError
 from strata.model.loading import Weights
 from strata.plan.spec import ExpertSpec, ModelSpec
 from strata.store.formats import padded
-
-
-@dataclass(frozen=True)
-class RoutedFfn:
-    """The FFN of a layer that routes: who is asked, and who answers."""
-
-    router: Router
-    experts: Experts
 
 
 def load_ffn(spec: ModelSpec, weights: Weights, layer: int) -> FeedForward | RoutedFfn:

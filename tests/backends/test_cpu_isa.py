@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,23 @@ def test_emulated_processors(processor: str, answer: str) -> None:
     )
     assert answer in done.stdout + done.stderr
     assert done.returncode >= 0, "killed by a signal"
+
+
+def test_the_calling_thread_gets_its_cpus_back() -> None:
+    """It stands on worker 0's CPU while an op runs, and nothing that it starts later inherits that."""
+    before = os.sched_getaffinity(0)
+    cpu = extension().Cpu([min(before)], "avx2", True)
+    seen: list[set[int]] = []
+    stop = threading.Event()
+
+    def watch(thread: int) -> None:
+        while not stop.is_set():
+            seen.append(os.sched_getaffinity(thread))
+
+    watcher = threading.Thread(target=watch, args=(threading.get_native_id(),))
+    watcher.start()
+    cpu.read_bandwidth(1 << 24, 0.2)
+    stop.set()
+    watcher.join()
+    assert os.sched_getaffinity(0) == before
+    assert {min(before)} in seen

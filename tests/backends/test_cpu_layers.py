@@ -40,6 +40,7 @@ SPECS = {
 class Composed(CpuBackend):
     """Every decoder op as a sequence of elementary ones."""
 
+    run_layers = ComposedOps.run_layers  # type: ignore[assignment]
     attend = ComposedOps.attend  # type: ignore[assignment]
     feed_forward = ComposedOps.feed_forward  # type: ignore[assignment]
     choose_experts = ComposedOps.choose_experts  # type: ignore[assignment]
@@ -78,7 +79,8 @@ def run(backend: CpuBackend, spec: ModelSpec, kv_dtype: str, fmt: str) -> list[n
     for batch in batches():
         logits = decoder.forward(batch, cache)
         found += [] if logits is None else [logits.copy()]
-        found += [ids.copy() for ids in decoder.routes.values()]
+        assert decoder.routes.used == {i: len(np.unique(ids)) for i, ids in decoder.routes.ids.items()}
+        found += [ids.copy() for ids in decoder.routes.ids.values()]
     return found
 
 

@@ -239,6 +239,35 @@ def test_nan_logits_end_their_request_only(decoders: dict[str, Decoder]) -> None
     engine.check_integrity()
 
 
+def test_what_goes_wrong_in_a_batch_ends_its_requests_only(decoders: dict[str, Decoder]) -> None:
+    """Their pages come back, a request that waited is computed, the next ones too."""
+    engine = make_engine(decoders["moe"], max_running=2)
+    first, second, waiting = (Request(name, prompt_of(5, i), GREEDY) for i, name in enumerate("abc"))
+    for request in (first, second, waiting):
+        engine.add(request)
+    engine.step()
+    run_once, engine.executor.run = engine.executor.run, lambda works: 1 // 0  # type: ignore[method-assign]
+    assert [(event.request, event.token) for event in engine.step()] == [(first, None), (second, None)]
+    engine.executor.run = run_once  # type: ignore[method-assign]
+    for request in (first, second):
+        assert request.finish_reason is FinishReason.ERROR and isinstance(request.error, ZeroDivisionError)
+        assert request.pages == []
+    engine.check_integrity()
+    alone = run(make_engine(decoders["moe"]), [Request("c", prompt_of(5, 2), GREEDY)])
+    while engine.busy:
+        engine.step()
+    assert waiting.generated == alone["c"]
+    engine.check_integrity()
+
+
+def test_generate_raises_what_went_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "run", lambda works: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            list(engine.generate(Request("a", prompt_of(5), GREEDY)))
+    assert len(list(engine.generate(Request("b", prompt_of(5), GREEDY)))) == 10
+
+
 def test_vocabulary_padded_past_the_tokenizer(decoders: dict[str, Decoder]) -> None:
     """Rows of the embedding that no token belongs to are never answered with, however likely."""
     free = list(make_engine(decoders["moe"]).generate(Request("a", [3], replace(GREEDY, max_tokens=30))))

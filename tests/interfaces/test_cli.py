@@ -162,6 +162,13 @@ def test_json_has_the_answer_and_its_figures(ask: Any) -> None:
     assert report["decode"]["tokens_per_second"] == report["decode"]["tokens"] / report["decode"]["seconds"]
 
 
+def test_nothing_decoded_is_compared_with_nothing(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt's pass gave the one token: reading a gigabyte afterwards would tell nobody anything."""
+    monkeypatch.setattr("strata.hardware.bandwidth.read_bandwidth", lambda *_: 1 // 0)
+    report = json.loads(ask("--prompt", "hello", "-n", "1", "--json").out)
+    assert report["answer_tokens"] == 1 and report["memory_bandwidth"] == 0
+
+
 def test_the_same_seed_gives_the_same_text(ask: Any) -> None:
     """case-26: same seed, same text; without a seed it differs."""
     hot = ("--prompt", "hello", "-n", "24", "--temp", "1.5", "--top-k", "0")

@@ -110,8 +110,8 @@ def test_experts_that_receive_no_token_are_not_read() -> None:
     decoder = Decoder(spec, store, backend)
     assert store.experts_read == [], "experts are read when first needed, not at the start"
     decoder.forward(whole_batch([5]), backend.kv_cache(KvSpec.of(spec, 8, "f32"), 3))
-    routed = decoder.routes[1]
-    assert routed.shape == (1, 1) and set(decoder.routes) == {1}
+    routed = decoder.routes.ids[1]
+    assert routed.shape == (1, 1) and decoder.routes.used == {1: 1}
     assert store.experts_read == [ExpertId(1, int(routed[0, 0]))]
 
 

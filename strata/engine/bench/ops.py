@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from strata.backends.base import Backend
+from strata.backends.composed import ComposedOps
 from strata.engine.bench.figures import OpTimes, OpTotal
 
 _OPS = ("embedding", "attend", "feed_forward", "choose_experts", "apply_experts", "logits")
@@ -61,6 +63,8 @@ class _TimedBackend:
         self._backend = backend
         for name in _OPS:
             setattr(self, name, _timed(name, getattr(backend, name), timer))
+        timed: Any = self
+        self.run_layers = partial(ComposedOps.run_layers, timed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
