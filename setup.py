@@ -28,8 +28,8 @@ AVX2 = ["-march=haswell", "-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 AVX512 += ["-mtune=icelake-server", "-mprefer-vector-width=512"]
 # GCC 12 reorders integer additions and then spills the accumulators of a tile without the first flag; its
-# own AVX-512 headers trip over the warning that the second turns off.
-KERNEL = ["-fno-tree-reassoc", "-Wno-maybe-uninitialized", "-fno-exceptions"]
+# own AVX-512 headers trip over the warnings that the others turn off.
+KERNEL = ["-fno-tree-reassoc", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-fno-exceptions"]
 MAX_JOBS = 2
 
 

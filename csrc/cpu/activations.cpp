@@ -5,35 +5,31 @@
 
 namespace strata::cpu {
 
-Activations::Activations(Cpu& cpu, const Matrix& matrix, int64_t rows, bool exact)
+ActivationForm::ActivationForm(const Cpu& cpu, const Matrix& matrix, bool exact)
     : kernels_(cpu.kernels),
-      rows_(cpu.arena.take<const void*>(rows)),
-      cols_(matrix.cols),
-      padded_cols_(matrix.padded_cols()),
-      span_(activation_span(matrix.format())),
+      matrix_(matrix),
       quantized_(!exact && cpu.kernels.dot_q8[matrix.code] != nullptr),
-      dot_(quantized_ ? cpu.kernels.dot_q8[matrix.code] : cpu.kernels.dot_f32[matrix.code]) {
-    row_bytes_ = quantized_ ? matrix.units * sizeof(QuantUnit) : padded_cols_ * sizeof(float);
-    const bool in_place = !quantized_ && cols_ == padded_cols_;
-    memory_ = in_place ? nullptr : cpu.arena.take<uint8_t>(rows * row_bytes_);
+      unit_bytes_(quantized_ ? sizeof(QuantUnit) : kUnitCols * sizeof(float)),
+      dot_(quantized_ ? cpu.kernels.dot_q8[matrix.code] : cpu.kernels.dot_f32[matrix.code]) {}
+
+void ActivationForm::fill(const Panel& panel, int index, int unit, const float* x, int cols) const {
+    const bool last = unit * kUnitCols + cols >= matrix_.cols;
+    const int units = (last ? matrix_.units - unit : cols / kUnitCols);
+    uint8_t* at = panel.at + (static_cast<size_t>(unit) * panel.rows + index) * unit_bytes_;
+    if (quantized_)
+        return kernels_.quantize(matrix_.format(), x, cols, units, reinterpret_cast<QuantUnit*>(at),
+                                 panel.rows);
+    for (int i = 0; i < units; i++, at += panel.rows * unit_bytes_) {
+        const size_t used = std::clamp(cols - i * kUnitCols, 0, kUnitCols) * sizeof(float);
+        std::memcpy(at, x + i * kUnitCols, used);
+        std::memset(at + used, 0, unit_bytes_ - used);
+    }
 }
 
-void Activations::fill(int64_t row, const float* x) const {
-    if (memory_ == nullptr) {
-        rows_[row] = x;
-        return;
-    }
-    uint8_t* at = memory_ + row * row_bytes_;
-    rows_[row] = at;
-    if (quantized_) {
-        // Units that only pad the columns to the weight's group stay zero.
-        const size_t used = (cols_ + kUnitCols - 1) / kUnitCols * sizeof(QuantUnit);
-        std::memset(at + used, 0, row_bytes_ - used);
-        kernels_.quantize(x, cols_, span_, reinterpret_cast<QuantUnit*>(at));
-    } else {
-        std::memcpy(at, x, cols_ * sizeof(float));
-        std::memset(at + cols_ * sizeof(float), 0, (padded_cols_ - cols_) * sizeof(float));
-    }
+void ActivationForm::copy(const Panel& panel, int index, const uint8_t* row) const {
+    uint8_t* at = panel.at + index * unit_bytes_;
+    for (int unit = 0; unit < matrix_.units; unit++)
+        std::memcpy(at + unit * panel.rows * unit_bytes_, row + unit * unit_bytes_, unit_bytes_);
 }
 
 int token_tile(const Matrix& matrix) {

@@ -1,33 +1,54 @@
-// Activations in the form that the kernels of a matrix want: QuantUnit rows, or f32 rows of whole units.
+// Activations in the form that the kernels of a matrix want: panels of QuantUnit or of f32 units.
 #pragma once
 
 #include "cpu/cpu.h"
 
 namespace strata::cpu {
 
-// Rows of activations for matrices of one format and width. Memory belongs to the arena; an f32 row that is
-// whole units already is used where it lies.
-class Activations {
+// Rows of activations that meet a matrix together: [units][rows] of QuantUnit or of float[64]. All that a
+// unit of weights needs lies together, behind one pointer.
+struct Panel {
+    uint8_t* at;
+    int rows;
+};
+
+// How activations are kept for matrices of one format and width, and the kernel that reads them.
+class ActivationForm {
   public:
-    // Room for `rows` rows that will meet `matrix`.
-    Activations(Cpu& cpu, const Matrix& matrix, int64_t rows, bool exact);
+    ActivationForm(const Cpu& cpu, const Matrix& matrix, bool exact);
 
-    // Makes row `row` from x, f32 [cols]. Workers may fill different rows at the same time.
-    void fill(int64_t row, const float* x) const;
-
-    const void* row(int64_t index) const { return rows_[index]; }
-    const void* const* rows(int64_t first) const { return rows_ + first; }
+    size_t row_bytes() const { return unit_bytes_ * matrix_.units; }
+    // Makes row `index` of a panel from x, f32 [cols].
+    void fill(const Panel& panel, int index, const float* x) const { fill(panel, index, 0, x, matrix_.cols); }
+    // The same from unit `unit` on, for x of `cols` columns from there; the last ones bring the padding.
+    void fill(const Panel& panel, int index, int unit, const float* x, int cols) const;
+    // Makes row `index` of a panel from a panel of one row.
+    void copy(const Panel& panel, int index, const uint8_t* row) const;
     // The kernel of the matrix for these activations.
     BlockFn dot() const { return dot_; }
 
   private:
     const Kernels& kernels_;
-    const void** rows_;
-    uint8_t* memory_;
-    size_t row_bytes_;
-    int cols_, padded_cols_, span_;
-    bool quantized_;
-    BlockFn dot_;
+    const Matrix matrix_;
+    const bool quantized_;
+    const size_t unit_bytes_;
+    const BlockFn dot_;
+};
+
+// Memory for rows of one form, of which any run can be a panel; it belongs to the arena.
+class Activations {
+  public:
+    Activations(Cpu& cpu, const Matrix& matrix, int64_t rows, bool exact)
+        : form(cpu, matrix, exact), memory_(cpu.arena.take<uint8_t>(rows * form.row_bytes())) {}
+
+    Panel panel(Range rows) const {
+        return {memory_ + rows.begin * form.row_bytes(), static_cast<int>(rows.end - rows.begin)};
+    }
+
+    const ActivationForm form;
+
+  private:
+    uint8_t* const memory_;
 };
 
 // Most tokens of one sweep; partial results [kMaxTile][16] live on the stack.
@@ -35,10 +56,15 @@ constexpr int kMaxTile = 128;
 // Tokens of one sweep over a block: their int8 activations should stay in a 256 KB L2 cache.
 int token_tile(const Matrix& matrix);
 
-// How far ahead of the work weights are asked for. 17 KB were enough on Zen 4.
-constexpr size_t kPrefetchDistance = 32 * 1024;
-inline int blocks_ahead(const Matrix& matrix) {
-    return static_cast<int>((kPrefetchDistance + matrix.block_bytes - 1) / matrix.block_bytes);
-}
+// Tokens cut into tiles of nearly equal size, at most `most`.
+struct TokenTiles {
+    TokenTiles(int64_t tokens, int most)
+        : tokens(tokens), count(static_cast<int>((tokens + most - 1) / most)) {}
+
+    Range at(int tile) const { return share(tokens, tile, count); }
+
+    const int64_t tokens;
+    const int count;
+};
 
 }  // namespace strata::cpu

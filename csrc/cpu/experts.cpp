@@ -1,18 +1,30 @@
 #include "cpu/experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/activations.h"
+#include "cpu/weight_path.h"
 
 namespace strata::cpu {
 namespace {
+
+constexpr int kHalf = kRowBlock / 2;            // hidden columns that a gate_up block makes
+constexpr int kUnitBlocks = kUnitCols / kHalf;  // gate_up blocks that make a unit of down's columns
 
 // A slice of an expert and where its hidden activations stand: rows [first_row, first_row + count).
 struct Slot {
     const ExpertWork* work;
     const FfnSlice* slice;
     int64_t first_row;
+
+    TokenTiles tiles(int most) const { return TokenTiles(work->count, most); }
+    // The rows of the hidden activations that tile `index` is.
+    Range rows(const TokenTiles& tiles, int index) const {
+        const Range tile = tiles.at(index);
+        return {first_row + tile.begin, first_row + tile.end};
+    }
 };
 
 // What all workers share during one call.
@@ -20,61 +32,23 @@ struct Shared {
     Cpu& cpu;
     const Slot* slots;
     int slot_count;
-    int64_t hidden_rows;   // over all slots
-    float* hidden;         // [hidden_rows][hidden_stride], the gated values
-    size_t hidden_stride;  // padded columns of down
-    const Activations& inputs;
-    const Activations& middles;
+    int64_t hidden_rows;          // over all slots
+    int tile;                     // most tokens of one sweep
+    const Activations& inputs;    // row t is the panel of token t
+    const Activations& gathered;  // `tile` rows for each worker
+    const Activations& middles;   // a panel for each tile of each slot
+    // Workers take whole units of down's columns and quantize them at once; else the gated values wait in
+    // `hidden`, f32 [hidden_rows][hidden_stride], until all are there.
+    bool whole_units;
+    float* hidden;
+    int hidden_stride;
     const Gating& gating;
-    int width;  // model width
+    const float* x;
+    int tokens, width;  // width: of the model
     float* y;
-};
 
-// A run of blocks [begin, end) of one slot.
-struct Run {
-    int slot, begin, end;
-};
-
-// A worker's place in the sequence (slot, block) of gate_up matrices, then in that of down matrices.
-class Weights {
-  public:
-    Weights(const Shared& shared, int64_t gate_up_end, Range down_blocks)
-        : shared_(shared), gate_up_end_(gate_up_end), down_(down_blocks) {}
-
-    // The block that lies `blocks_ahead` blocks after gate_up block `position`, or the first ones of down.
-    Ahead after_gate_up(int64_t position) const {
-        const Matrix& matrix = shared_.slots[0].slice->gate_up;
-        const int64_t next = position + blocks_ahead(matrix);
-        if (next < gate_up_end_) {
-            const int64_t slot = next / matrix.blocks;
-            return {shared_.slots[slot].slice->gate_up.block(static_cast<int>(next % matrix.blocks)),
-                    matrix.block_bytes};
-        }
-        return first_of_down(next - gate_up_end_, matrix.block_bytes);
-    }
-
-    // position: slot * (blocks of this worker) + block - first block.
-    Ahead after_down(int64_t position) const {
-        const Matrix& matrix = shared_.slots[0].slice->down;
-        const int64_t next = position + blocks_ahead(matrix), count = down_.end - down_.begin;
-        if (next >= count * shared_.slot_count) return {};
-        const int block = static_cast<int>(down_.begin + next % count);
-        return {shared_.slots[next / count].slice->down.block(block), matrix.block_bytes};
-    }
-
-  private:
-    // The index-th piece of `bytes` bytes of this worker's first run of down blocks.
-    Ahead first_of_down(int64_t index, size_t bytes) const {
-        const Matrix& matrix = shared_.slots[0].slice->down;
-        const size_t all = static_cast<size_t>(down_.end - down_.begin) * matrix.block_bytes;
-        const size_t start = static_cast<size_t>(index) * bytes;
-        if (start >= all) return {};
-        return {matrix.block(static_cast<int>(down_.begin)) + start, std::min(bytes, all - start)};
-    }
-
-    const Shared& shared_;
-    const int64_t gate_up_end_;
-    const Range down_;
+    const Matrix& gate_up() const { return slots[0].slice->gate_up; }
+    const Matrix& down() const { return slots[0].slice->down; }
 };
 
 // Work of one block with m tokens relative to reading it: measured for w4g64 in the prototypes.
@@ -82,111 +56,190 @@ double block_cost(int tokens) { return 1.0 + 0.35 * tokens; }
 
 // First gate_up block of worker `worker` of `workers`, counted over all slots; blocks are weighted by cost.
 int64_t split_point(const Shared& s, int worker, int workers) {
-    const int blocks = s.slots[0].slice->gate_up.blocks;
+    const int64_t blocks = s.gate_up().blocks, step = s.whole_units ? kUnitBlocks : 1;
     // Not left to the sums below: they round, and the last block of all would be nobody's.
-    if (worker == workers) return static_cast<int64_t>(s.slot_count) * blocks;
+    if (worker == workers) return s.slot_count * blocks;
     double total = 0;
     for (int i = 0; i < s.slot_count; i++) total += blocks * block_cost(s.slots[i].work->count);
     double left = total * worker / workers;
     for (int i = 0; i < s.slot_count; i++) {
         const double cost = block_cost(s.slots[i].work->count);
-        if (left < blocks * cost) return static_cast<int64_t>(i) * blocks + static_cast<int64_t>(left / cost);
+        if (left < blocks * cost)
+            return i * blocks + std::min<int64_t>(blocks, std::llround(left / cost / step) * step);
         left -= blocks * cost;
     }
-    return static_cast<int64_t>(s.slot_count) * blocks;
+    return s.slot_count * blocks;
 }
 
-// Pointers to the activations of tokens [first, first + count) of a slot.
-void gather(const Activations& inputs, const int32_t* tokens, int count, const void** rows) {
-    for (int i = 0; i < count; i++) rows[i] = inputs.row(tokens[i]);
+// One thread's part of a call.
+class Worker {
+  public:
+    Worker(const Shared& shared, int index, Stretch* room)
+        : s_(shared),
+          begin_(split_point(shared, index, shared.cpu.pool.size())),
+          end_(split_point(shared, index + 1, shared.cpu.pool.size())),
+          down_(share(shared.down().blocks, index, shared.cpu.pool.size())),
+          index_(index),
+          path_(shared.cpu.tuning, room) {}
+
+    void run();
+
+  private:
+    template <class Fn>
+    void for_each_run(const Fn& fn) const;
+    Ahead* plan();
+    void fill_inputs();
+    Panel gather(const Slot& slot, Range tile) const;
+    void gate_up_run(const Slot& slot, Range tile, Range rows, Range blocks);
+    void gate_up_unit(const Slot& slot, const Panel& x, Range blocks, float* h, int stride);
+    void fill_middles();
+    void clear_columns();
+    void down_run(const Slot& slot, Range tile, Range rows);
+    void add_block(const Slot& slot, int64_t block, const float* z, Range tile);
+
+    const Shared& s_;
+    const int64_t begin_, end_;  // gate_up blocks, counted over all slots
+    const Range down_;           // row blocks of down, of every slot
+    const int index_;
+    WeightPath path_;
+    Ahead* ahead_ = nullptr;
+    float z_[kMostBlocks * kMaxTile * kRowBlock];
+    float h_[kMaxTile * kUnitCols];
+};
+
+// fn(slot, blocks) for the worker's part of every slot's gate_up.
+template <class Fn>
+void Worker::for_each_run(const Fn& fn) const {
+    const int64_t blocks = s_.gate_up().blocks;
+    for (int64_t at = begin_; at < end_;) {
+        const int64_t first = at % blocks, last = std::min(blocks, first + end_ - at);
+        fn(s_.slots[at / blocks], Range{first, last});
+        at += last - first;
+    }
 }
 
-void gate_up_run(const Shared& s, const Weights& weights, const Run& run) {
-    const Slot& slot = s.slots[run.slot];
+Ahead* Worker::plan() {
+    for_each_run([&](const Slot& slot, Range blocks) {
+        for (int i = 0; i < slot.tiles(s_.tile).count; i++)
+            path_.add(slot.slice->gate_up, blocks.begin, blocks.end);
+    });
+    for (int i = 0; i < s_.slot_count; i++)
+        for (int tile = 0; tile < s_.slots[i].tiles(s_.tile).count; tile++)
+            path_.add(s_.slots[i].slice->down, down_.begin, down_.end);
+    return path_.start();
+}
+
+void Worker::fill_inputs() {
+    const Range mine = share(s_.tokens, index_, s_.cpu.pool.size());
+    for (int64_t t = mine.begin; t < mine.end; t++)
+        s_.inputs.form.fill(s_.inputs.panel({t, t + 1}), 0, s_.x + t * s_.width);
+}
+
+// The inputs of a tile of a slot's tokens as one panel.
+Panel Worker::gather(const Slot& slot, Range tile) const {
+    const int32_t* tokens = slot.work->tokens;
+    const int count = static_cast<int>(tile.end - tile.begin);
+    if (count == 1) return s_.inputs.panel({tokens[tile.begin], tokens[tile.begin] + 1});
+    const int64_t first = static_cast<int64_t>(index_) * s_.tile;
+    const Panel panel = s_.gathered.panel({first, first + count});
+    for (int i = 0; i < count; i++) {
+        const int64_t token = tokens[tile.begin + i];
+        s_.inputs.form.copy(panel, i, s_.inputs.panel({token, token + 1}).at);
+    }
+    return panel;
+}
+
+// Blocks that make at most one unit of hidden columns: h, f32 [tokens][stride], gets the columns of the first
+// of them and following.
+void Worker::gate_up_unit(const Slot& slot, const Panel& x, Range blocks, float* h, int stride) {
     const Matrix& matrix = slot.slice->gate_up;
-    const int tile = token_tile(matrix), half = kRowBlock / 2;
-    float z[kMaxTile * kRowBlock];
-    const void* rows[kMaxTile];
-    for (int first = 0; first < slot.work->count; first += tile) {
-        const int count = std::min(tile, slot.work->count - first);
-        gather(s.inputs, slot.work->tokens + first, count, rows);
-        float* hidden = s.hidden + (slot.first_row + first) * s.hidden_stride;
-        for (int b = run.begin; b < run.end; b++) {
-            const int64_t position = static_cast<int64_t>(run.slot) * matrix.blocks + b;
-            s.inputs.dot()({&matrix, matrix.block(b), rows, count, z, weights.after_gate_up(position)});
-            const float* bias = slot.slice->gate_up_bias;
-            s.cpu.kernels.gate(s.gating, z, bias != nullptr ? bias + b * kRowBlock : nullptr, count,
-                               hidden + b * half, s.hidden_stride);
+    const float* bias = slot.slice->gate_up_bias;
+    for (int64_t b = blocks.begin; b < blocks.end; b += kMostBlocks) {
+        const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, blocks.end - b));
+        s_.inputs.form.dot()(
+            {&matrix, matrix.block(static_cast<int>(b)), count, x.at, x.rows, x.rows, z_, ahead_});
+        for (int64_t i = b; i < b + count; i++)
+            s_.cpu.kernels.gate(s_.gating, z_ + (i - b) * x.rows * kRowBlock,
+                                bias != nullptr ? bias + i * kRowBlock : nullptr, x.rows,
+                                h + (i - blocks.begin) * kHalf, stride);
+    }
+}
+
+void Worker::gate_up_run(const Slot& slot, Range tile, Range rows, Range blocks) {
+    const Panel x = gather(slot, tile), middle = s_.middles.panel(rows);
+    if (!s_.whole_units)
+        return gate_up_unit(slot, x, blocks, s_.hidden + rows.begin * s_.hidden_stride + blocks.begin * kHalf,
+                            s_.hidden_stride);
+    for (int64_t b = blocks.begin; b < blocks.end; b += kUnitBlocks) {
+        const Range unit{b, std::min(blocks.end, b + kUnitBlocks)};
+        gate_up_unit(slot, x, unit, h_, kUnitCols);
+        const int columns = static_cast<int>(std::min<int64_t>(s_.down().cols, unit.end * kHalf) - b * kHalf);
+        for (int i = 0; i < x.rows; i++)
+            s_.middles.form.fill(middle, i, static_cast<int>(b / kUnitBlocks), h_ + i * kUnitCols, columns);
+    }
+}
+
+void Worker::fill_middles() {
+    const Range mine = share(s_.hidden_rows, index_, s_.cpu.pool.size());
+    for (int i = 0; i < s_.slot_count; i++) {
+        const TokenTiles tiles = s_.slots[i].tiles(s_.tile);
+        for (int tile = 0; tile < tiles.count; tile++) {
+            const Range rows = s_.slots[i].rows(tiles, tile);
+            const Panel panel = s_.middles.panel(rows);
+            for (int64_t r = std::max(rows.begin, mine.begin); r < std::min(rows.end, mine.end); r++)
+                s_.middles.form.fill(panel, static_cast<int>(r - rows.begin),
+                                     s_.hidden + r * s_.hidden_stride);
         }
     }
 }
 
-void gate_up_phase(const Shared& s, const Weights& weights, int64_t begin, int64_t end) {
-    const int blocks = s.slots[0].slice->gate_up.blocks;
-    while (begin < end) {
-        const int slot = static_cast<int>(begin / blocks), first = static_cast<int>(begin % blocks);
-        const int last = static_cast<int>(std::min<int64_t>(blocks, first + end - begin));
-        gate_up_run(s, weights, {slot, first, last});
-        begin += last - first;
-    }
+void Worker::clear_columns() {
+    const int64_t from = down_.begin * kRowBlock, to = std::min<int64_t>(down_.end * kRowBlock, s_.width);
+    for (int64_t t = 0; t < s_.tokens; t++)
+        std::fill(s_.y + t * s_.width + from, s_.y + t * s_.width + to, 0.0f);
 }
 
 // y[token] += weight * (z + bias) for one block of 16 output columns.
-void add_block(const Shared& s, const Slot& slot, int block, const float* z, int first, int count) {
-    const int column = block * kRowBlock, columns = std::min(kRowBlock, s.width - column);
+void Worker::add_block(const Slot& slot, int64_t block, const float* z, Range tile) {
+    const int column = static_cast<int>(block) * kRowBlock, columns = std::min(kRowBlock, s_.width - column);
     const float* bias = slot.slice->down_bias;
-    for (int i = 0; i < count; i++) {
-        float* y = s.y + static_cast<size_t>(slot.work->tokens[first + i]) * s.width + column;
-        const float weight = slot.work->weights[first + i];
-        for (int r = 0; r < columns; r++) {
-            const float value =
-                bias != nullptr ? z[i * kRowBlock + r] + bias[column + r] : z[i * kRowBlock + r];
-            y[r] += weight * value;
-        }
+    for (int64_t t = tile.begin; t < tile.end; t++, z += kRowBlock) {
+        float* y = s_.y + static_cast<size_t>(slot.work->tokens[t]) * s_.width + column;
+        const float weight = slot.work->weights[t];
+        for (int r = 0; r < columns; r++) y[r] += weight * (bias != nullptr ? z[r] + bias[column + r] : z[r]);
     }
 }
 
-void down_run(const Shared& s, const Weights& weights, const Run& run) {
-    const Slot& slot = s.slots[run.slot];
+void Worker::down_run(const Slot& slot, Range tile, Range rows) {
     const Matrix& matrix = slot.slice->down;
-    const int tile = token_tile(matrix);
-    float z[kMaxTile * kRowBlock];
-    for (int first = 0; first < slot.work->count; first += tile) {
-        const int count = std::min(tile, slot.work->count - first);
-        for (int b = run.begin; b < run.end; b++) {
-            const int64_t position = static_cast<int64_t>(run.slot) * (run.end - run.begin) + b - run.begin;
-            const void* const* rows = s.middles.rows(slot.first_row + first);
-            s.middles.dot()({&matrix, matrix.block(b), rows, count, z, weights.after_down(position)});
-            add_block(s, slot, b, z, first, count);
-        }
+    const Panel x = s_.middles.panel(rows);
+    for (int64_t b = down_.begin; b < down_.end; b += kMostBlocks) {
+        const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, down_.end - b));
+        s_.middles.form.dot()(
+            {&matrix, matrix.block(static_cast<int>(b)), count, x.at, x.rows, x.rows, z_, ahead_});
+        for (int i = 0; i < count; i++) add_block(slot, b + i, z_ + i * x.rows * kRowBlock, tile);
     }
 }
 
-void clear_columns(const Shared& s, int tokens, Range blocks) {
-    const int64_t from = blocks.begin * kRowBlock, to = std::min<int64_t>(blocks.end * kRowBlock, s.width);
-    for (int t = 0; t < tokens; t++)
-        std::fill(s.y + static_cast<size_t>(t) * s.width + from, s.y + static_cast<size_t>(t) * s.width + to,
-                  0.0f);
-}
-
-void work(const Shared& s, const float* x, int tokens, int worker) {
-    const int workers = s.cpu.pool.size();
-    const Range mine = share(tokens, worker, workers);
-    for (int64_t t = mine.begin; t < mine.end; t++) s.inputs.fill(t, x + t * s.width);
-    const int64_t begin = split_point(s, worker, workers), end = split_point(s, worker + 1, workers);
-    const Range down_blocks = share(s.slots[0].slice->down.blocks, worker, workers);
-    const Weights weights(s, end, down_blocks);
-    s.cpu.pool.barrier();
-    gate_up_phase(s, weights, begin, end);
-    clear_columns(s, tokens, down_blocks);
-    s.cpu.pool.barrier();
-    const Range rows = share(s.hidden_rows, worker, workers);
-    for (int64_t row = rows.begin; row < rows.end; row++)
-        s.middles.fill(row, s.hidden + row * s.hidden_stride);
-    s.cpu.pool.barrier();
-    if (down_blocks.begin == down_blocks.end) return;
-    for (int slot = 0; slot < s.slot_count; slot++)
-        down_run(s, weights, {slot, static_cast<int>(down_blocks.begin), static_cast<int>(down_blocks.end)});
+void Worker::run() {
+    ahead_ = plan();
+    fill_inputs();
+    s_.cpu.pool.barrier();
+    for_each_run([&](const Slot& slot, Range blocks) {
+        const TokenTiles tiles = slot.tiles(s_.tile);
+        for (int i = 0; i < tiles.count; i++) gate_up_run(slot, tiles.at(i), slot.rows(tiles, i), blocks);
+    });
+    clear_columns();
+    s_.cpu.pool.barrier();
+    if (!s_.whole_units) {
+        fill_middles();
+        s_.cpu.pool.barrier();
+    }
+    for (int i = 0; i < s_.slot_count; i++) {
+        const TokenTiles tiles = s_.slots[i].tiles(s_.tile);
+        for (int tile = 0; tile < tiles.count; tile++)
+            down_run(s_.slots[i], tiles.at(tile), s_.slots[i].rows(tiles, tile));
+    }
 }
 
 Slot* make_slots(Cpu& cpu, const ExpertWork* experts, int expert_count, int slice_count, int64_t* rows) {
@@ -201,6 +254,12 @@ Slot* make_slots(Cpu& cpu, const ExpertWork* experts, int expert_count, int slic
     return slots;
 }
 
+// Whether work is even enough when workers get whole units: the largest part exceeds the mean by 1/16 at
+// most.
+bool split_by_units(int slot_count, const Matrix& down, int workers) {
+    return static_cast<int64_t>(slot_count) * down.units >= int64_t{16} * workers;
+}
+
 }  // namespace
 
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,
@@ -212,13 +271,20 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
     int64_t rows = 0;
     const Slot* slots = make_slots(cpu, experts, expert_count, slice_count, &rows);
     const FfnSlice& first = experts[0].slices[0];
+    const int slot_count = expert_count * slice_count, workers = cpu.pool.size();
+    const int tile = std::min(token_tile(first.gate_up), token_tile(first.down));
+    int tile_count = 0;
+    for (int i = 0; i < slot_count; i++) tile_count += slots[i].tiles(tile).count;
     const Activations inputs(cpu, first.gate_up, tokens, exact), middles(cpu, first.down, rows, exact);
+    const Activations gathered(cpu, first.gate_up, static_cast<int64_t>(tile) * workers, exact);
+    const bool whole_units = split_by_units(slot_count, first.down, workers);
     // gate writes whole blocks of 8 columns, which may exceed down's columns but not its padding.
-    const size_t stride = first.down.padded_cols();
-    float* gated = cpu.arena.take<float>(rows * stride);
-    const int slot_count = expert_count * slice_count;
-    const Shared shared{cpu, slots, slot_count, rows, gated, stride, inputs, middles, gating, hidden, y};
-    cpu.pool.run([&](int worker) { work(shared, x, tokens, worker); });
+    const int stride = first.down.padded_cols();
+    float* gated = whole_units ? nullptr : cpu.arena.take<float>(rows * stride);
+    const Shared shared{cpu,         slots, slot_count, rows,   tile, inputs, gathered, middles,
+                        whole_units, gated, stride,     gating, x,    tokens, hidden,   y};
+    Stretch* room = cpu.arena.take<Stretch>(static_cast<size_t>(workers) * 2 * tile_count);
+    cpu.pool.run([&](int worker) { Worker(shared, worker, room + worker * 2 * tile_count).run(); });
 }
 
 }  // namespace strata::cpu

@@ -15,7 +15,8 @@ HERE = Path(__file__).parent
 COMMON = ["-std=c++17", f"-I{ROOT / 'csrc'}", "-march=haswell", "-g1", "-pthread"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 OPS = [
-    CPU / f"{name}.cpp" for name in ("formats", "thread_pool", "linear", "activations", "experts", "grouping")
+    CPU / f"{name}.cpp"
+    for name in ("formats", "thread_pool", "linear", "activations", "experts", "grouping", "weight_path")
 ]
 
 pytestmark = [

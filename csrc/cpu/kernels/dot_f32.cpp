@@ -1,7 +1,6 @@
 // One row block times f32 activations: a unit is decoded to f32 in L1 and multiplied there. Every format; the
 // only way for bf16 and f16 weights. Order of additions, for any number of tokens and instruction set: four
 // chains of 16 columns per unit, acc += (c0 + c1) + (c2 + c3).
-#include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/tables.h"
 #include "cpu/kernels/values.h"
 
@@ -11,42 +10,47 @@ namespace {
 constexpr int kChains = 4;
 constexpr int kChainCols = kUnitCols / kChains;
 
+// T tokens of one unit. x: f32 [tokens][64]. Once for all formats: inlined it took a minute to compile.
 template <int T>
-STRATA_INLINE int sweep(const BlockJob& job, const float* weights, int unit, int token) {
-    for (; token + T <= job.tokens; token += T) {
-        Floats chain[kChains][T];
+__attribute__((noinline)) static void few_tokens(const float* weights, const float* x, float* out) {
+    Floats chain[kChains][T];
 #pragma GCC unroll 4
-        for (int c = 0; c < kChains; c++) {
-            for (int t = 0; t < T; t++) chain[c][t] = set_floats(0.0f);
+    for (int c = 0; c < kChains; c++) {
+        for (int t = 0; t < T; t++) chain[c][t] = set_floats(0.0f);
 #pragma GCC unroll 16
-            for (int col = c * kChainCols; col < (c + 1) * kChainCols; col++) {
-                const Floats w = load_floats(weights + col * kRowBlock);
+        for (int col = c * kChainCols; col < (c + 1) * kChainCols; col++) {
+            const Floats w = load_floats(weights + col * kRowBlock);
 #pragma GCC unroll 8
-                for (int t = 0; t < T; t++) {
-                    const float* x = static_cast<const float*>(job.rows[token + t]) + unit * kUnitCols;
-                    chain[c][t] = fma(w, set_floats(x[col]), chain[c][t]);
-                }
-            }
-        }
-        for (int t = 0; t < T; t++) {
-            float* out = job.out + (token + t) * kRowBlock;
-            const Floats sum = add(add(chain[0][t], chain[1][t]), add(chain[2][t], chain[3][t]));
-            store_floats(out, unit == 0 ? sum : add(load_floats(out), sum));
+            for (int t = 0; t < T; t++) chain[c][t] = fma(w, set_floats(x[t * kUnitCols + col]), chain[c][t]);
         }
     }
-    return token;
+    for (int t = 0; t < T; t++) {
+        const Floats sum = add(add(chain[0][t], chain[1][t]), add(chain[2][t], chain[3][t]));
+        store_floats(out + t * kRowBlock, add(load_floats(out + t * kRowBlock), sum));
+    }
+}
+
+template <int kCode>
+static void block_dot(const BlockJob& job, const uint8_t* block, float* out) {
+    alignas(64) float weights[kUnitCols * kRowBlock];
+    for (int t = 0; t < job.tokens; t++) store_floats(out + t * kRowBlock, set_floats(0.0f));
+    const size_t passed = (job.matrix->block_bytes + job.matrix->units - 1) / job.matrix->units;
+    for (int unit = 0; unit < job.matrix->units; unit++) {
+        if (job.ahead != nullptr) job.ahead->pass(passed);
+        decode_unit<kCode>(*job.matrix, block, unit, weights);
+        const float* x =
+            static_cast<const float*>(job.x) + static_cast<size_t>(unit) * job.stride * kUnitCols;
+        int t = 0;
+        for (; t + kF32Tile <= job.tokens; t += kF32Tile)
+            few_tokens<kF32Tile>(weights, x + t * kUnitCols, out + t * kRowBlock);
+        for (; t < job.tokens; t++) few_tokens<1>(weights, x + t * kUnitCols, out + t * kRowBlock);
+    }
 }
 
 template <int kCode>
 static void dot(const BlockJob& job) {
-    alignas(64) float weights[kUnitCols * kRowBlock];
-    Prefetcher prefetch(job.ahead, job.matrix->units);
-    for (int unit = 0; unit < job.matrix->units; unit++) {
-        prefetch.advance();
-        decode_unit<kCode>(*job.matrix, job.block, unit, weights);
-        const int token = sweep<kTile>(job, weights, unit, 0);
-        sweep<1>(job, weights, unit, token);
-    }
+    for (int b = 0; b < job.blocks; b++)
+        block_dot<kCode>(job, job.block + b * job.matrix->block_bytes, job.out + b * job.tokens * kRowBlock);
 }
 
 template <int kCode>

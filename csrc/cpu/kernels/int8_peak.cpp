@@ -8,13 +8,13 @@ namespace strata::cpu::STRATA_ISA {
 namespace {
 
 // Independent sums: enough to cover the latency of the products on every port, few enough for the registers.
-constexpr int kChains = kWideSums ? 12 : 3;
+constexpr int kChains = kPeakChains;
 constexpr int kLargestWeight = 15;
 constexpr int kStepsPerRound = unsigned_steps(kLargestWeight);
 
 STRATA_INLINE void round_of_sums(Ints (&sum)[kChains], Ints w, Ints& x) {
     Ints part[kChains];
-    for (int c = 0; c < kChains; c++) part[c] = kWideSums ? sum[c] : set_ints(0);
+    for (int c = 0; c < kChains; c++) part[c] = begin_unsigned(sum[c]);
 #pragma GCC unroll 16
     for (int step = 0; step < kStepsPerRound; step++) {
 #pragma GCC unroll 16
@@ -23,7 +23,7 @@ STRATA_INLINE void round_of_sums(Ints (&sum)[kChains], Ints w, Ints& x) {
             part[c] = mac_unsigned(part[c], w, x);
         }
     }
-    for (int c = 0; c < kChains; c++) sum[c] = kWideSums ? part[c] : flush_unsigned(sum[c], part[c]);
+    for (int c = 0; c < kChains; c++) sum[c] = flush_unsigned(sum[c], part[c]);
 }
 
 }  // namespace

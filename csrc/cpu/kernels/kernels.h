@@ -9,34 +9,41 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/ahead.h"
 #include "cpu/formats.h"
 
 namespace strata::cpu {
 
+// What the sum of a span's codes is wanted for: weights stored as value + offset start their integer sums at
+// -offset * sum; a minimum is multiplied by scale * sum.
+union SpanTotal {
+    int32_t start;
+    float scaled;
+};
+
 // 64 activations as int8: value = code * scale. One span of 64 columns uses entry 0; spans of 32 columns
-// (formats of group 32) use both. sums: of the codes of a span, for weights stored with an offset or a
-// minimum. Everything a kernel needs of one token and unit stands behind one pointer.
+// (formats of group 32) use both. Everything a kernel needs of one token and unit stands behind one pointer.
 struct QuantUnit {
     int8_t codes[kUnitCols];
     float scales[2];
-    int32_t sums[2];
+    SpanTotal totals[2];
 };
 
-// Bytes that will be needed soon; fetched while the block before them is computed.
-struct Ahead {
-    const uint8_t* at = nullptr;
-    size_t bytes = 0;
-};
+// Neighbouring row blocks that a kernel takes at once: with two, many tokens share each of their loads.
+constexpr int kMostBlocks = 2;
 
-// One row block of a matrix times some tokens. rows: per token its QuantUnit[units] or float[padded cols].
-// out: f32 [tokens][16], overwritten.
+// `blocks` row blocks of a matrix, the first at `block`, times some tokens. x: a panel of activations,
+// [units][stride] of QuantUnit or of float[64]; the first `tokens` of each unit are used.
+// out: f32 [blocks][tokens][16], overwritten. ahead: null, or what to prefetch meanwhile.
 struct BlockJob {
     const Matrix* matrix;
     const uint8_t* block;
-    const void* const* rows;
+    int blocks;
+    const void* x;
+    int stride;
     int tokens;
     float* out;
-    Ahead ahead;
+    Ahead* ahead;
 };
 using BlockFn = void (*)(const BlockJob&);
 using DecodeRowFn = void (*)(const Matrix& matrix, int row, float* out);
@@ -55,8 +62,8 @@ struct Kernels {
     const BlockFn* dot_f32;
     // One row of a matrix as f32 [cols].
     const DecodeRowFn* decode_row;
-    // x [cols] -> out[units]; columns beyond cols count as 0. span: 32 or 64.
-    void (*quantize)(const float* x, int cols, int span, QuantUnit* out);
+    // x [cols] as weights of this format meet it -> out[unit * stride]; columns beyond cols count as 0.
+    void (*quantize)(const Format& format, const float* x, int cols, int units, QuantUnit* out, int stride);
     // z [tokens][16] = 8 gate and 8 up values, bias [16] or null -> h[token * stride + 0..7].
     void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h,
                  size_t stride);

@@ -11,8 +11,15 @@ struct Floats {
     __m512 v;
 };
 
-// Tokens that a tile of 16 rows handles at once; dpbusd takes 5 cycles, so 8 independent sums keep it busy.
-constexpr int kTile = 8;
+// Tokens of a tile and row blocks of a tile. Two blocks share each broadcast of activations: with one, the
+// loads would take longer than the products. 24 sums, 2 chunks of weights and a broadcast are in registers.
+constexpr int kTile = 12;
+constexpr int kTileBlocks = 2;
+// Tokens up to which weights are decoded for every tile anew, straight from their packed form.
+constexpr int kFew = 4;
+// Tokens of a tile with f32 activations.
+constexpr int kF32Tile = 8;
+constexpr int kPeakChains = 12;
 // dpbusd wants unsigned weights: int8 is stored with its sign bit flipped, that is plus 128.
 constexpr int kInt8Offset = 128;
 
@@ -36,16 +43,19 @@ STRATA_INLINE Ints broadcast4(const int8_t* p) {
     return set_ints(four);
 }
 
-// Products of unsigned weight bytes and signed activation bytes, summed in 32 bits: no limit on the steps.
+// Hides from the compiler what x is.
 STRATA_INLINE Ints keep(Ints x) {
     __asm__("" : "+v"(x.v));
     return x;
 }
-constexpr bool kWideSums = true;
+
+// Products of unsigned weight bytes and signed activation bytes, summed in 32 bits: no limit on the steps.
 constexpr int unsigned_steps(int) { return 8; }
+STRATA_INLINE Ints begin_unsigned(Ints sum) { return sum; }
 STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) { return {_mm512_dpbusd_epi32(part.v, w.v, x.v)}; }
-STRATA_INLINE Ints flush_unsigned(Ints sum, Ints part) { return {_mm512_add_epi32(sum.v, part.v)}; }
+STRATA_INLINE Ints flush_unsigned(Ints, Ints part) { return part; }
 STRATA_INLINE Ints prepare_signed(Ints w) { return {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))}; }
+STRATA_INLINE Ints begin_signed(Ints sum) { return sum; }
 STRATA_INLINE Ints mac_signed(Ints part, Ints w, Ints x) { return mac_unsigned(part, w, x); }
 STRATA_INLINE Ints flush_signed(Ints sum, Ints part) { return flush_unsigned(sum, part); }
 

@@ -18,13 +18,19 @@ STRATA_INLINE Ints nibbles(const uint8_t* unit, int step) {
     return and_ints(step % 2 == 0 ? chunk : shift_right(chunk, 4), set_bytes(15));
 }
 
-// Decoded bytes of one value kind. kOffset: what the byte exceeds the value by. kFactor: byte / value.
+// What decoded bytes exceed the values by (in their unit: half for E2M1).
+constexpr int byte_offset(const Format& format) {
+    if (format.values == Values::kE2m1) return 12;
+    if (format.values == Values::kInt8) return kInt8Offset;
+    return format.minimum ? 0 : 8;
+}
+
+// Decoded bytes of one value kind.
 template <Values kKind, bool kMinimum>
 struct Bytes;
 
 template <bool kMinimum>
 struct Bytes<Values::kInt4, kMinimum> {
-    static constexpr int kOffset = kMinimum ? 0 : 8;
     static constexpr int kPartSteps = unsigned_steps(15);
     static constexpr bool kSigned = false;
     STRATA_INLINE Ints step(const uint8_t* unit, int step) { return nibbles(unit, step); }
@@ -33,7 +39,6 @@ struct Bytes<Values::kInt4, kMinimum> {
 // Twice the E2M1 value (0 .5 1 1.5 2 3 4 6, then the negatives) plus 12, so that bytes are unsigned.
 template <>
 struct Bytes<Values::kE2m1, false> {
-    static constexpr int kOffset = 12;
     static constexpr int kPartSteps = unsigned_steps(24);
     static constexpr bool kSigned = false;
     STRATA_INLINE Ints step(const uint8_t* unit, int step) {
@@ -44,9 +49,8 @@ struct Bytes<Values::kE2m1, false> {
 
 template <>
 struct Bytes<Values::kInt8, false> {
-    static constexpr int kOffset = kInt8Offset;
     static constexpr int kPartSteps = 8;
-    static constexpr bool kSigned = true;
+    static constexpr bool kSigned = kInt8Offset == 0;
     STRATA_INLINE Ints step(const uint8_t* unit, int step) {
         return prepare_signed(load_ints(unit + step * kStepBytes));
     }
@@ -94,7 +98,8 @@ STRATA_INLINE Floats raw_column(const uint8_t* unit, int col) {
 // Values of one unit as f32 [64 columns][16 rows], scaled; rounded like scale * q + minimum in f32, which is
 // exact before the addition.
 template <int kCode>
-STRATA_INLINE void decode_unit(const Matrix& matrix, const uint8_t* block, int unit, float* out) {
+__attribute__((noinline)) static void decode_unit(const Matrix& matrix, const uint8_t* block, int unit,
+                                                  float* out) {
     constexpr Format kFormat = kFormats[kCode];
     const uint8_t* values = block + static_cast<size_t>(unit) * kUnitBytes[static_cast<int>(kFormat.values)];
     constexpr int kSpan = kFormat.group == 32 ? 32 : kUnitCols;

@@ -1,0 +1,99 @@
+// Integer sums of a span of 32 or 64 columns and their scaling, for all int8 kernels: what makes the result
+// of a token the same bits in every one of them.
+#pragma once
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/values.h"
+
+namespace strata::cpu::STRATA_ISA {
+namespace {
+
+// What the kernels have to know of a format: columns of an activation scale, whether there is a minimum, how
+// products are summed.
+template <int kSpanCols, bool kHasMinimum, bool kSignedBytes, int kSteps>
+struct SpanKind {
+    static constexpr int kSpan = kSpanCols;
+    static constexpr int kSpans = kUnitCols / kSpan;
+    static constexpr int kSpanSteps = kSpan / kStepCols;
+    static constexpr bool kMinimum = kHasMinimum;
+    static constexpr bool kSigned = kSignedBytes;
+    static constexpr int kPartSteps = kSteps;
+};
+
+template <int kCode>
+struct Traits {
+    static constexpr Format kFormat = kFormats[kCode];
+    static constexpr int kUnit = kUnitBytes[static_cast<int>(kFormat.values)];
+    using Decode = Bytes<kFormat.values, kFormat.minimum>;
+    using Kind = SpanKind<activation_span(kFormat), kFormat.minimum, Decode::kSigned, Decode::kPartSteps>;
+};
+
+// Sums of span `span` for B row blocks and T tokens. source[b].step(i) are the bytes of step i of a block.
+template <class Kind, class Source, int B, int T>
+STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int span, Ints (&sum)[B][T]) {
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) sum[b][t] = set_ints(Kind::kMinimum ? 0 : x[t].totals[span].start);
+#pragma GCC unroll 4
+    for (int first = span * Kind::kSpanSteps; first < (span + 1) * Kind::kSpanSteps;
+         first += Kind::kPartSteps) {
+        Ints part[B][T];
+        for (int b = 0; b < B; b++)
+            for (int t = 0; t < T; t++)
+                part[b][t] = Kind::kSigned ? begin_signed(sum[b][t]) : begin_unsigned(sum[b][t]);
+#pragma GCC unroll 8
+        for (int step = first; step < first + Kind::kPartSteps; step++) {
+            Ints w[B];
+            for (int b = 0; b < B; b++) w[b] = source[b].step(step);
+#pragma GCC unroll 16
+            for (int t = 0; t < T; t++) {
+                const Ints four = broadcast4(x[t].codes + step * kStepCols);
+                for (int b = 0; b < B; b++)
+                    part[b][t] = Kind::kSigned ? mac_signed(part[b][t], w[b], four)
+                                               : mac_unsigned(part[b][t], w[b], four);
+            }
+        }
+        for (int b = 0; b < B; b++)
+            for (int t = 0; t < T; t++)
+                sum[b][t] = Kind::kSigned ? flush_signed(sum[b][t], part[b][t])
+                                          : flush_unsigned(sum[b][t], part[b][t]);
+    }
+}
+
+// acc + scale * sum (+ minimum * total) of one token and block.
+template <class Kind>
+STRATA_INLINE Floats add_span(Floats acc, Ints sum, Floats scale, Floats minimum, const QuantUnit& x,
+                              int span) {
+    acc = fma(to_floats(sum), mul(scale, set_floats(x.scales[span])), acc);
+    if constexpr (Kind::kMinimum) acc = fma(minimum, set_floats(x.totals[span].scaled), acc);
+    return acc;
+}
+
+// The 16 weight scales that meet span `span` of unit `unit`, times what decoded bytes exceed values by.
+// Formats with one scale per row apply it to the result (finished).
+template <int kCode>
+STRATA_INLINE Floats span_scales(const Matrix& matrix, const uint8_t* block, int unit, int span) {
+    constexpr Format kFormat = kFormats[kCode];
+    Floats scale = set_floats(kFormat.values == Values::kE2m1 ? 0.5f : 1.0f);
+    if constexpr (kFormat.group != 0) {
+        const int group = group_of<kFormat.group>(unit, span * activation_span(kFormat));
+        scale = mul(scale, load_scales<kFormat.scale_bytes>(block + matrix.scales_at, group));
+    }
+    return scale;
+}
+
+template <int kCode>
+STRATA_INLINE Floats span_minimums(const Matrix& matrix, const uint8_t* block, int unit, int span) {
+    constexpr Format kFormat = kFormats[kCode];
+    if constexpr (!kFormat.minimum) return set_floats(0.0f);
+    const int group = group_of<kFormat.group>(unit, span * activation_span(kFormat));
+    return load_scales<kFormat.scale_bytes>(block + matrix.mins_at, group);
+}
+
+template <int kCode>
+STRATA_INLINE Floats finished(const Matrix& matrix, const uint8_t* block, Floats acc) {
+    if constexpr (kFormats[kCode].group != 0) return acc;
+    return mul(acc, load_scales<4>(block + matrix.scales_at, 0));
+}
+
+}  // namespace
+}  // namespace strata::cpu::STRATA_ISA
