@@ -49,7 +49,7 @@ class CpuBackend(LayerOps, ComposedOps):
         self.ops = extension
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
-        # Bound threads stay near their node's memory, but cannot step aside: with busy neighbours on a machine
+        # Bound threads stay near their memory, but cannot step aside: with busy neighbours on a machine
         # of one node a decode step took 1.35 to 1.85 times as long (2 cores, 2 threads).
         bind = chosen.bind and (cpus is not None or len(topology().nodes) > 1)
         self.cpu = extension.Cpu(list(chosen.cpus), name, bind)
