@@ -1,0 +1,100 @@
+// One op of a fixed size, once, inside `counted`: scripts/instruction_counts.py counts its instructions under
+// callgrind. AVX2 kernels and one thread; weights, activations and caches are random but always the same.
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "cpu/kv_append.h"
+#include "cpu/linear.h"
+
+using namespace strata::cpu;
+
+// Callgrind collects from here on down. It finds the function by its name: no copy may be inlined or cloned.
+extern "C" __attribute__((noipa)) void counted(const std::function<void()>& work) { work(); }
+
+namespace {
+
+std::mt19937 rng(1);
+
+std::vector<float> normal_numbers(size_t n) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(n);
+    for (float& value : values) value = normal(rng);
+    return values;
+}
+
+// The first call grows the arena and touches memory, the second one is counted.
+void count(Cpu& cpu, const std::function<void()>& op) {
+    const auto call = [&] {
+        const OpGuard guard(cpu);
+        op();
+    };
+    call();
+    counted(call);
+}
+
+// y = W x with w4g64 weights, which are random codes and small scales.
+void matrix_product(Cpu& cpu, int tokens) {
+    constexpr int kCode = 5, kRows = 256, kCols = 2048;
+    static_assert(kFormats[kCode].group == 64 && !kFormats[kCode].minimum);
+    Matrix matrix = make_matrix(nullptr, kCode, kRows, kCols);
+    std::vector<uint8_t> bytes(matrix.bytes);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng());
+    const uint16_t scale = 0x2410;  // fp16 0.0159
+    for (int b = 0; b < matrix.blocks; b++)
+        for (size_t i = matrix.scales_at; i + 2 <= matrix.block_bytes; i += 2)
+            std::memcpy(bytes.data() + b * matrix.block_bytes + i, &scale, 2);
+    matrix = make_matrix(bytes.data(), kCode, kRows, kCols);
+    const std::vector<float> x = normal_numbers(static_cast<size_t>(tokens) * kCols);
+    std::vector<float> y(static_cast<size_t>(tokens) * kRows);
+    count(cpu, [&] { linear(cpu, matrix, x.data(), tokens, nullptr, false, y.data()); });
+}
+
+// `rows` queries behind `past` tokens, over an int8 cache: 8 heads of 128, 2 of keys and values.
+void attend(Cpu& cpu, size_t rows, size_t past) {
+    constexpr size_t kHeads = 8, kKvHeads = 2, kDim = 128, kPageTokens = 32;
+    const size_t tokens = past + rows, pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const size_t heads = pages * kKvHeads * kPageTokens;  // one per token and head
+    std::vector<uint8_t> keys(heads * kDim), values(heads * kDim);
+    std::vector<float> key_scales(heads), value_scales(heads), out(rows * kHeads * kDim);
+    const KvLayer cache{
+        KvType::int8,      kKvHeads,           kDim, kDim, kPageTokens, false, keys.data(), values.data(),
+        key_scales.data(), value_scales.data()};
+    std::vector<int32_t> table(pages);
+    for (size_t i = 0; i < pages; i++) table[i] = static_cast<int32_t>(i);
+    const SequenceView all{0, tokens, 0, table.data()}, asking{0, rows, past, table.data()};
+    const std::vector<float> k = normal_numbers(tokens * kKvHeads * kDim);
+    const std::vector<float> v = normal_numbers(tokens * kKvHeads * kDim);
+    kv_append(cpu.pool, cache, &all, 1, k.data(), v.data());
+    const std::vector<float> q = normal_numbers(rows * kHeads * kDim);
+    const AttentionArgs args{kHeads, 0.088f, 0, nullptr};
+    count(cpu, [&] { attention(cpu.pool, args, cache, &asking, 1, q.data(), out.data()); });
+}
+
+struct Case {
+    const char* name;
+    void (*run)(Cpu&);
+};
+
+constexpr Case kCases[] = {
+    {"gemv", [](Cpu& cpu) { matrix_product(cpu, 1); }},
+    {"gemm-16", [](Cpu& cpu) { matrix_product(cpu, 16); }},
+    {"gemm-64", [](Cpu& cpu) { matrix_product(cpu, 64); }},
+    {"attention-decode", [](Cpu& cpu) { attend(cpu, 1, 511); }},
+    {"attention-prefill", [](Cpu& cpu) { attend(cpu, 64, 64); }},
+};
+
+}  // namespace
+
+// Without an argument: the names of the cases.
+int main(int argc, char** argv) {
+    Cpu cpu({0}, false, 0, avx2::kKernels);
+    for (const Case& each : kCases) {
+        if (argc < 2) std::puts(each.name);
+        if (argc == 2 && std::string(argv[1]) == each.name) each.run(cpu);
+    }
+}
