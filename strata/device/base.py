@@ -111,13 +111,21 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Recording it again moves it; waits already made keep the old point."""
+    """A point in a stream. Recording it again moves it; waits already made keep the old point.
 
-    __slots__ = ("recorded", "timing")
+    records: how often it was recorded; the same number means the same point.
+    """
+
+    __slots__ = ("records", "timing")
 
     def __init__(self, timing: bool) -> None:
         self.timing = timing
-        self.recorded = False
+        self.records = 0
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a point."""
+        return self.records > 0
 
     def require_recorded(self) -> None:
         """EventError before the first record (the driver would let such a wait pass silently)."""

@@ -118,7 +118,7 @@ class CudaDevice:
     def record(self, event: Event, stream: Stream) -> None:
         """cudaEventRecord."""
         self._call("eventRecord", _handle(event), stream.handle)
-        event.recorded = True
+        event.records += 1
 
     def wait(self, stream: Stream, event: Event) -> None:
         """cudaStreamWaitEvent."""

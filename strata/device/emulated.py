@@ -118,7 +118,7 @@ class EmulatedDevice:
         point.clock = tuple(source.clock)
         point.time = max(source.free_at, self.clock.now)
         point.denials = self.schedule.denials()
-        point.recorded = True
+        point.records += 1
 
     def wait(self, stream: Stream, event: Event) -> None:
         """The stream's next op comes after what the event has recorded."""
