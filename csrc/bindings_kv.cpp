@@ -20,6 +20,19 @@ static void check(const py::array& array, size_t bytes, const char* what) {
             static_cast<size_t>(array.nbytes()), bytes);
 }
 
+static KvType kv_type(const std::string& dtype) {
+    if (dtype == "int8") return KvType::int8;
+    if (dtype == "bf16") return KvType::bf16;
+    if (dtype == "f32") return KvType::f32;
+    throw py::value_error("kv dtype '" + dtype + "'");
+}
+
+static KvLayer kv_geometry(const std::string& dtype, size_t kv_heads, size_t key_dim, size_t value_dim,
+                           size_t page_tokens, bool value_in_key) {
+    return {kv_type(dtype), kv_heads, key_dim, value_dim, page_tokens,
+            value_in_key,   nullptr,  nullptr, nullptr,   nullptr};
+}
+
 KvCache::KvCache(const std::string& dtype, size_t layers, size_t pages, size_t kv_heads, size_t key_dim,
                  size_t value_dim, size_t page_tokens, bool value_in_key, py::array keys, py::array values,
                  F32 key_scales, F32 value_scales)
@@ -29,18 +42,16 @@ KvCache::KvCache(const std::string& dtype, size_t layers, size_t pages, size_t k
       values_(std::move(values)),
       key_scales_(std::move(key_scales)),
       value_scales_(std::move(value_scales)) {
-    const KvType type = dtype == "int8" ? KvType::int8 : dtype == "bf16" ? KvType::bf16 : KvType::f32;
-    if (type == KvType::f32 && dtype != "f32") throw py::value_error("kv dtype '" + dtype + "'");
-    geometry_ = {type,         kv_heads, key_dim, value_dim, page_tokens,
-                 value_in_key, nullptr,  nullptr, nullptr,   nullptr};
+    geometry_ = kv_geometry(dtype, kv_heads, key_dim, value_dim, page_tokens, value_in_key);
+    const KvType type = geometry_.type;
     require(page_tokens > 0 && page_tokens % 8 == 0, "kv_cache", "page_tokens", page_tokens, 8);
     require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "kv_cache", "its smallest size",
             std::min({kv_heads, key_dim, value_dim}), 1);
     require(!value_in_key || value_dim <= key_dim, "kv_cache", "value_dim", value_dim, key_dim);
     const size_t element = geometry_.element_bytes();
     const size_t slots = product("kv_cache", {layers, pages, kv_heads, page_tokens});
-    const size_t value_bytes = product("kv_cache", {slots, value_dim, element});
-    check(keys_, product("kv_cache", {slots, key_dim, element}), "keys");
+    const size_t value_bytes = product("kv_cache", {slots, geometry_.stored_value_dim(), element});
+    check(keys_, product("kv_cache", {slots, geometry_.stored_key_dim(), element}), "keys");
     check(values_, value_in_key ? 0 : value_bytes, "values");
     check(key_scales_, type == KvType::int8 ? slots * sizeof(float) : 0, "key_scales");
     check(value_scales_, type == KvType::int8 && !value_in_key ? slots * sizeof(float) : 0, "value_scales");
@@ -51,15 +62,16 @@ KvLayer KvCache::layer(size_t index) {
     KvLayer view = geometry_;
     const size_t slots = pages_ * view.kv_heads * view.page_tokens;
     const size_t element = view.element_bytes();
-    view.keys = static_cast<uint8_t*>(keys_.mutable_data()) + index * slots * view.key_dim * element;
+    view.keys = static_cast<uint8_t*>(keys_.mutable_data()) + index * slots * view.stored_key_dim() * element;
     view.values = static_cast<uint8_t*>(values_.mutable_data()) +
-                  (view.value_in_key ? 0 : index * slots * view.value_dim * element);
+                  (view.value_in_key ? 0 : index * slots * view.stored_value_dim() * element);
     if (view.type == KvType::int8) {
         view.key_scales = key_scales_.mutable_data() + index * slots;
         if (!view.value_in_key) view.value_scales = value_scales_.mutable_data() + index * slots;
     }
     return view;
 }
+
 std::vector<SequenceView> view_sequences(const std::vector<Sequence>& sequences, const KvCache& cache,
                                          size_t rows) {
     const size_t page_tokens = cache.page_tokens();
@@ -112,6 +124,13 @@ void bind_kv(py::module_& m) {
              py::arg("dtype"), py::arg("layers"), py::arg("pages"), py::arg("kv_heads"), py::arg("key_dim"),
              py::arg("value_dim"), py::arg("page_tokens"), py::arg("value_in_key"), raw("keys"),
              raw("values"), raw("key_scales"), raw("value_scales"));
+    m.def(
+        "stored_kv_dims",
+        [](const std::string& dtype, size_t key_dim, size_t value_dim) {
+            const KvLayer shape = kv_geometry(dtype, 1, key_dim, value_dim, cpu::kOctet, false);
+            return py::make_tuple(shape.stored_key_dim(), shape.stored_value_dim());
+        },
+        py::arg("dtype"), py::arg("key_dim"), py::arg("value_dim"));
     py::class_<Step>(m, "Step").def(py::init<py::object, std::vector<Sequence>, size_t, F32, F32>(),
                                     py::arg("cache"), py::arg("sequences"), py::arg("rows"), raw("cosines"),
                                     raw("sines"));

@@ -203,7 +203,7 @@ void py_attention(Cpu& cpu, KvCache& cache, size_t layer, const std::vector<Sequ
     py::gil_scoped_release release;
     const OpGuard guard(cpu);
     kv_append(cpu.pool, view, views.data(), views.size(), k.data(), values);
-    attention(cpu.pool, args, view, views.data(), views.size(), q.data(), result);
+    attention(cpu, args, view, views.data(), views.size(), q.data(), result);
 }
 
 }  // namespace

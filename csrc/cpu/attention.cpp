@@ -1,285 +1,287 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <vector>
+#include <numeric>
+#include <utility>
 
-#include "cpu/parallel.h"
-#include "cpu/vec8.h"
+#include "cpu/attention_plan.h"
 
 namespace strata::cpu {
 namespace {
 
-// Tokens of KV that one work item covers: deep decodes spread over threads, short ones stay whole.
-constexpr size_t kSplitTokens = 1024;
-// Query vectors (rows x heads of one KV head) that share one decoded page; their state stays in L1/L2.
-constexpr size_t kTileQueries = 32;
-// Floats of partial results at one time. All of a 512-token chunk at once took 8 MB per 1024 tokens of
-// context with 32 heads of 128, and 134 MB with DeepSeek's 128 heads of 512: gigabytes for a long prompt.
-constexpr size_t kPartialFloats = size_t{4} << 20;
+// Floats of splits' results at one time, 16 MB: a deep decode of DeepSeek (128 heads of 512 elements) has
+// 1 GB of them per million tokens.
+constexpr size_t kPartFloats = size_t{4} << 20;
+// Below this many multiply-adds one thread is done before others are awake.
+constexpr size_t kSerialMacs = 65536;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// One work item: some query rows of a sequence, one KV head, one range of tokens.
-struct Item {
-    const SequenceView* sequence;
-    size_t kv_head, first_query_row, query_rows;  // rows relative to the sequence
-    size_t token_begin, token_end;
-    size_t state;  // index of the first query's partial result, over all items
+// Softmax of a tile's queries over some of their tokens: largest score, sum of weights, weighted values.
+struct State {
+    float top[kTileQueries], sum[kTileQueries];
+    float* values;
 };
 
-// Partial softmax of each query vector from state `first` on: running maximum, sum, weighted values.
-struct Partials {
-    std::vector<float> top, sum, values;
-    size_t first;
-    void reset(size_t first_state, size_t queries, size_t dim) {
-        first = first_state;
-        top.assign(queries, kMinusInfinity);
-        sum.assign(queries, 0.0f);
-        values.assign(queries * dim, 0.0f);
-    }
+// What a thread works with, for all its units.
+struct Scratch {
+    AttentionTile tile;
+    KvBlock blocks[2];
+    State so_far, part;
+    uint8_t* turned;  // a block's values where only keys are stored
 };
 
-// Decodes n consecutive elements of any KV type to f32; n is a multiple of 8 or handled by the tail.
-void decode(const KvLayer& cache, const void* base, size_t offset, size_t n, float* out) {
-    size_t i = 0;
-    if (cache.type == KvType::int8) {
-        const int8_t* p = static_cast<const int8_t*>(base) + offset;
-        for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, vec8::load_i8(p + i));
-        for (; i < n; ++i) out[i] = p[i];
-    } else if (cache.type == KvType::bf16) {
-        const uint16_t* p = static_cast<const uint16_t*>(base) + offset;
-        for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, vec8::load_bf16(p + i));
-        for (; i < n; ++i) {
-            const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
-            std::memcpy(out + i, &bits, sizeof bits);
+// The op's arguments and what follows from them.
+struct Op {
+    const AttentionArgs& args;
+    const KvLayer& cache;
+    const AttentionFns& fns;
+    const float* q;
+    float* out;
+    size_t dim = cache.stored_value_dim();
+    size_t query_stride = (cache.key_dim + kLanes - 1) / kLanes * kLanes;
+    KvShape shape = {
+        static_cast<int>(cache.stored_key_dim() / cache.per_lane()), static_cast<int>(dim / kLanes),
+        cache.value_in_key ? kBlockTokens / cache.per_lane() * kChunkBytes : cache.value_chunk_bytes(),
+        cache.key_lanes() == kOctet};
+};
+
+void take_state(Arena& arena, const Op& op, State& state) {
+    state.values = arena.take<float>(kTileQueries * op.dim);
+}
+
+void take_scratch(Arena& arena, const Op& op, Scratch& scratch) {
+    scratch.tile.x = arena.take<float>(kTileQueries * op.query_stride);
+    scratch.tile.query_stride = op.query_stride;
+    take_state(arena, op, scratch.so_far);
+    take_state(arena, op, scratch.part);
+    scratch.turned =
+        op.cache.value_in_key ? arena.take<uint8_t>(op.dim * kBlockTokens * sizeof(float)) : nullptr;
+}
+
+void locate_octet(const Op& op, size_t page, size_t head, size_t slot, int octet, uint8_t* turned,
+                  KvBlock& block) {
+    const KvLayer& cache = op.cache;
+    const size_t chunks = kOctet / cache.per_lane(), first = cache.block(page, head) + slot;
+    block.keys[octet] = cache.page_keys(page, head) + cache.key_offset(slot);
+    block.values[octet] = turned != nullptr
+                              ? turned + octet * chunks * kChunkBytes
+                              : cache.page_values(page, head) + slot / kOctet * chunks * kChunkBytes;
+    if (cache.type != KvType::int8) return;
+    block.key_scales[octet] = cache.key_scales + first;
+    block.value_scales[octet] = (turned != nullptr ? cache.key_scales : cache.value_scales) + first;
+}
+
+// Addresses of a block's tokens, [first, end) at most; octets beyond repeat the first one's.
+void locate(const Op& op, const QueryTile& tile, size_t first, uint8_t* turned, KvBlock& block) {
+    block.tokens = static_cast<int>(std::min<size_t>(kBlockTokens, tile.end - first));
+    size_t index = first / op.cache.page_tokens, slot = first % op.cache.page_tokens;
+    int octet = 0;
+    for (; octet * kOctet < block.tokens; ++octet, slot += kOctet) {
+        if (slot == op.cache.page_tokens) {
+            ++index;
+            slot = 0;
         }
-    } else {
-        std::copy_n(static_cast<const float*>(base) + offset, n, out);
+        locate_octet(op, static_cast<size_t>(tile.sequence->pages[index]), tile.kv_head, slot, octet, turned,
+                     block);
+    }
+    for (; octet < kOctets; ++octet) {
+        block.keys[octet] = block.keys[0];
+        block.values[octet] = block.values[0];
+        block.key_scales[octet] = block.key_scales[0];
+        block.value_scales[octet] = block.value_scales[0];
     }
 }
 
-// scores[0 .. 8 lanes) = sum over d of q[d] * keys[d][..]; `tokens` is the stride between elements d.
-template <int Lanes>
-void score_columns(const float* q, const float* keys, size_t dim, size_t tokens, float* scores) {
-    __m256 acc[Lanes];
-    for (int j = 0; j < Lanes; ++j) acc[j] = _mm256_setzero_ps();
-    for (size_t d = 0; d < dim; ++d, keys += tokens) {
-        const __m256 element = _mm256_broadcast_ss(q + d);
-        for (int j = 0; j < Lanes; ++j)
-            acc[j] = _mm256_fmadd_ps(element, _mm256_loadu_ps(keys + 8 * j), acc[j]);
-    }
-    for (int j = 0; j < Lanes; ++j) _mm256_storeu_ps(scores + 8 * j, acc[j]);
-}
-
-// All tokens of a page at once (a multiple of 8), without horizontal sums.
-void score_page(const float* q, const float* keys, size_t dim, size_t tokens, float* scores) {
-    size_t t = 0;
-    for (; t + 32 <= tokens; t += 32) score_columns<4>(q, keys + t, dim, tokens, scores + t);
-    for (; t < tokens; t += 8) score_columns<1>(q, keys + t, dim, tokens, scores + t);
-}
-
-// acc[d] += sum over t of p[t] * values[t][d].
-void add_values(const float* p, const float* values, size_t stride, size_t tokens, size_t dim, float* acc) {
-    for (size_t t = 0; t < tokens; ++t) {
-        if (p[t] == 0.0f) continue;
-        const __m256 weight = _mm256_set1_ps(p[t]);
-        const float* value = values + t * stride;
-        size_t d = 0;
-        for (; d + 8 <= dim; d += 8)
-            _mm256_storeu_ps(acc + d,
-                             _mm256_fmadd_ps(weight, _mm256_loadu_ps(value + d), _mm256_loadu_ps(acc + d)));
-        for (; d < dim; ++d) acc[d] += p[t] * value[d];
+// What each query sees of the block of `tokens` tokens that begins with token `first`.
+void set_visible(const Op& op, const QueryTile& tile, size_t first, AttentionTile& queries) {
+    for (size_t row = 0; row < tile.rows; ++row) {
+        const size_t stop = tile.sequence->start + tile.first_row + row + 1;
+        const size_t start = op.args.window && stop > op.args.window ? stop - op.args.window : 0;
+        const auto inside = [&](size_t token) {
+            return static_cast<int>(token < first ? 0 : std::min<size_t>(token - first, kBlockTokens));
+        };
+        for (size_t i = row * tile.heads; i < (row + 1) * tile.heads; ++i) {
+            queries.begin[i] = inside(start);
+            queries.end[i] = inside(stop);
+        }
     }
 }
 
-// The page that a work item is looking at, decoded once for all its query vectors.
-class DecodedPage {
-  public:
-    explicit DecodedPage(const KvLayer& cache)
-        : cache_(cache),
-          keys_(cache.page_tokens * cache.key_dim),
-          values_(cache.page_tokens * cache.value_dim) {}
+void prepare(const Op& op, const QueryTile& tile, AttentionTile& queries) {
+    const size_t dim = op.cache.key_dim;
+    queries.queries = static_cast<int>(tile.queries());
+    for (int i = 0; i < queries.queries; ++i) {
+        const size_t row = tile.sequence->first_row + tile.first_row + i / tile.heads;
+        const size_t head = tile.first_head + i % tile.heads;
+        op.fns.prepare(op.q + (row * op.args.heads + head) * dim, static_cast<int>(dim), op.args.scale, i,
+                       queries);
+    }
+}
 
-    void load(size_t page, size_t head) {
-        const size_t tokens = cache_.page_tokens;
-        decode(cache_, cache_.keys, cache_.block(page, head, cache_.key_dim), tokens * cache_.key_dim,
-               keys_.data());
-        if (cache_.value_in_key) {
-            for (size_t d = 0; d < cache_.value_dim; ++d)
-                for (size_t t = 0; t < tokens; ++t) values_[t * cache_.value_dim + d] = keys_[d * tokens + t];
+// The tile's softmax over the split [begin, end). Reads up to the split's end; then fetches begin with
+// `next`.
+void absorb(const Op& op, const QueryTile& tile, size_t begin, size_t end, const AttentionUnit* next,
+            Scratch& scratch, State& result) {
+    AttentionTile& queries = scratch.tile;
+    queries.values = result.values;
+    std::fill_n(queries.top, queries.queries, kMinusInfinity);
+    std::fill_n(queries.sums[0], queries.queries * kLanes, 0.0f);
+    std::fill_n(queries.values, queries.queries * op.dim, 0.0f);
+    KvBlock *block = &scratch.blocks[0], *ahead = &scratch.blocks[1];
+    locate(op, tile, begin, scratch.turned, *block);
+    for (size_t first = begin; first < end; first += kBlockTokens, std::swap(block, ahead)) {
+        if (first + kBlockTokens < end)
+            locate(op, tile, first + kBlockTokens, scratch.turned, *ahead);
+        else if (next != nullptr)
+            locate(op, *next->tile, next->begin, scratch.turned, *ahead);
+        else
+            *ahead = *block;
+        set_visible(op, tile, first, queries);
+        if (scratch.turned != nullptr) op.fns.values_of_keys(op.shape, *block, scratch.turned);
+        op.fns.attend(op.shape, *block, *ahead, queries);
+    }
+    for (int i = 0; i < queries.queries; ++i) {
+        result.top[i] = queries.top[i];
+        result.sum[i] = std::accumulate(queries.sums[i], queries.sums[i] + kLanes, 0.0f);
+    }
+}
+
+// Joins what comes after `into` to it.
+void join(const Op& op, size_t query, const State& part, State& into) {
+    if (part.sum[query] == 0.0f) return;  // none of its tokens was seen
+    const float top = std::max(into.top[query], part.top[query]);
+    const float old_share = std::exp(into.top[query] - top), share = std::exp(part.top[query] - top);
+    float* sums = into.values + query * op.dim;
+    const float* values = part.values + query * op.dim;
+    for (size_t d = 0; d < op.dim; ++d) sums[d] = sums[d] * old_share + values[d] * share;
+    into.sum[query] = into.sum[query] * old_share + part.sum[query] * share;
+    into.top[query] = top;
+}
+
+void finish(const Op& op, const QueryTile& tile, size_t query, const State& state) {
+    const size_t row = tile.sequence->first_row + tile.first_row + query / tile.heads;
+    const size_t head = tile.first_head + query % tile.heads;
+    float share = 1.0f, total = state.sum[query];
+    if (op.args.sinks != nullptr) {
+        const float sink = op.args.sinks[head], top = std::max(state.top[query], sink);
+        share = std::exp(state.top[query] - top);
+        total = total * share + std::exp(sink - top);
+    }
+    const float factor = share / total;
+    float* out = op.out + (row * op.args.heads + head) * op.cache.value_dim;
+    for (size_t d = 0; d < op.cache.value_dim; ++d) out[d] = state.values[query * op.dim + d] * factor;
+}
+
+void run_whole(const Op& op, const AttentionUnit& unit, const AttentionUnit* next, Scratch& scratch) {
+    const QueryTile& tile = *unit.tile;
+    prepare(op, tile, scratch.tile);
+    for (size_t begin = unit.begin; begin < unit.end; begin += kSplitTokens) {
+        const size_t end = std::min(unit.end, begin + kSplitTokens);
+        const AttentionUnit rest{&tile, end, unit.end};
+        State& result = begin == unit.begin ? scratch.so_far : scratch.part;
+        absorb(op, tile, begin, end, end < unit.end ? &rest : next, scratch, result);
+        for (size_t i = 0; begin != unit.begin && i < tile.queries(); ++i)
+            join(op, i, scratch.part, scratch.so_far);
+    }
+    for (size_t i = 0; i < tile.queries(); ++i) finish(op, tile, i, scratch.so_far);
+}
+
+// Units [first, last) of a plan. The results of splits lie in `parts`, those of a tile that is cut by the end
+// of the wave go on through `carried`.
+struct Wave {
+    const AttentionUnit* units;
+    size_t first, last, first_part;
+    State* parts;
+    const State* carried_in;
+    State* carried_out;
+    std::atomic<size_t> next;
+};
+
+// Units one by one, always knowing the next, whose first lines are fetched in time.
+void run_units(const Op& op, Wave& wave, Scratch& scratch) {
+    for (size_t unit = wave.next.fetch_add(1), next; unit < wave.last; unit = next) {
+        next = wave.next.fetch_add(1);
+        const AttentionUnit& mine = wave.units[unit];
+        const AttentionUnit* following = next < wave.last ? &wave.units[next] : nullptr;
+        if (unit < wave.first_part) {
+            run_whole(op, mine, following, scratch);
         } else {
-            decode(cache_, cache_.values, cache_.block(page, head, cache_.value_dim),
-                   tokens * cache_.value_dim, values_.data());
-        }
-        scales_ = (page * cache_.kv_heads + head) * tokens;
-    }
-    const float* keys() const { return keys_.data(); }
-    const float* values() const { return values_.data(); }
-    float key_scale(size_t t) const { return is_int8() ? cache_.key_scales[scales_ + t] : 1.0f; }
-    float value_scale(size_t t) const {
-        if (!is_int8()) return 1.0f;
-        return cache_.value_in_key ? cache_.key_scales[scales_ + t] : cache_.value_scales[scales_ + t];
-    }
-
-  private:
-    bool is_int8() const { return cache_.type == KvType::int8; }
-    const KvLayer& cache_;
-    std::vector<float> keys_, values_;
-    size_t scales_ = 0;
-};
-
-// Online softmax step of one query over the page tokens [begin, end) that it may see.
-void absorb_page(const DecodedPage& page, const KvLayer& cache, const float* q, float scale, size_t begin,
-                 size_t end, float* scores, float& top, float& sum, float* values) {
-    score_page(q, page.keys(), cache.key_dim, cache.page_tokens, scores);
-    float page_top = kMinusInfinity;
-    for (size_t t = begin; t < end; ++t) {
-        scores[t] *= scale * page.key_scale(t);
-        page_top = std::max(page_top, scores[t]);
-    }
-    if (page_top > top) {
-        const float shrink = std::exp(top - page_top);
-        sum *= shrink;
-        for (size_t d = 0; d < cache.value_dim; ++d) values[d] *= shrink;
-        top = page_top;
-    }
-    for (size_t t = 0; t < begin; ++t) scores[t] = kMinusInfinity;
-    for (size_t t = end; t < cache.page_tokens; ++t) scores[t] = kMinusInfinity;
-    for (size_t t = 0; t < cache.page_tokens; t += 8) {
-        const __m256 shifted = _mm256_sub_ps(_mm256_loadu_ps(scores + t), _mm256_set1_ps(top));
-        const __m256 seen = _mm256_cmp_ps(shifted, _mm256_set1_ps(-87.0f), _CMP_GE_OQ);
-        _mm256_storeu_ps(scores + t, _mm256_and_ps(vec8::exp(shifted), seen));
-    }
-    for (size_t t = begin; t < end; ++t) {
-        sum += scores[t];
-        scores[t] *= page.value_scale(t);
-    }
-    add_values(scores + begin, page.values() + begin * cache.value_dim, cache.value_dim, end - begin,
-               cache.value_dim, values);
-}
-
-void run_item(const AttentionArgs& args, const KvLayer& cache, const Item& item, const float* q,
-              Partials& partials) {
-    const SequenceView& seq = *item.sequence;
-    const size_t group = args.heads / cache.kv_heads, tokens = cache.page_tokens;
-    DecodedPage page(cache);
-    std::vector<float> scores(tokens);
-    for (size_t first = item.token_begin / tokens * tokens; first < item.token_end; first += tokens) {
-        page.load(static_cast<size_t>(seq.pages[first / tokens]), item.kv_head);
-        for (size_t i = 0; i < item.query_rows * group; ++i) {
-            const size_t row = item.first_query_row + i / group;
-            const size_t head = item.kv_head * group + i % group;
-            const size_t position = seq.start + row;
-            size_t low = item.token_begin, high = std::min(item.token_end, position + 1);
-            if (args.window && position + 1 > args.window) low = std::max(low, position + 1 - args.window);
-            low = std::max(low, first);
-            high = std::min(high, first + tokens);
-            if (low >= high) continue;
-            const size_t index = item.state - partials.first + i;
-            absorb_page(page, cache, q + ((seq.first_row + row) * args.heads + head) * cache.key_dim,
-                        args.scale, low - first, high - first, scores.data(), partials.top[index],
-                        partials.sum[index], partials.values.data() + index * cache.value_dim);
+            prepare(op, *mine.tile, scratch.tile);
+            absorb(op, *mine.tile, mine.begin, mine.end, following, scratch,
+                   wave.parts[unit - wave.first_part]);
         }
     }
 }
 
-// Cuts a batch into work items; the splits of one query tile lie one after another in `items`.
-std::vector<Item> make_items(const AttentionArgs& args, const KvLayer& cache, const SequenceView* sequences,
-                             size_t count, size_t& states) {
-    std::vector<Item> items;
-    const size_t group = args.heads / cache.kv_heads;
-    const size_t tile = std::max<size_t>(1, kTileQueries / group);
-    states = 0;
-    for (size_t s = 0; s < count; ++s)
-        for (size_t row = 0; row < sequences[s].count; row += tile)
-            for (size_t head = 0; head < cache.kv_heads; ++head) {
-                const size_t rows = std::min(tile, sequences[s].count - row);
-                const size_t end = sequences[s].start + row + rows;
-                const size_t oldest = sequences[s].start + row + 1;
-                const size_t seen = args.window && oldest > args.window ? oldest - args.window : 0;
-                for (size_t t = seen / kSplitTokens * kSplitTokens; t < end; t += kSplitTokens) {
-                    items.push_back(
-                        {&sequences[s], head, row, rows, t, std::min(end, t + kSplitTokens), states});
-                    states += rows * group;
-                }
-            }
-    return items;
+void copy(const Op& op, size_t query, const State& from, State& to) {
+    to.top[query] = from.top[query];
+    to.sum[query] = from.sum[query];
+    std::copy_n(from.values + query * op.dim, op.dim, to.values + query * op.dim);
 }
 
-// Joins the splits [begin, end) of one query tile, in order, and writes its outputs.
-void combine(const AttentionArgs& args, const KvLayer& cache, const Item* begin, const Item* end,
-             const Partials& partials, float* out) {
-    const size_t group = args.heads / cache.kv_heads, dim = cache.value_dim;
-    for (size_t i = 0; i < begin->query_rows * group; ++i) {
-        const size_t head = begin->kv_head * group + i % group;
-        const size_t row = begin->sequence->first_row + begin->first_query_row + i / group;
-        float* result = out + (row * args.heads + head) * dim;
-        float top = args.sinks ? args.sinks[head] : kMinusInfinity;
-        for (const Item* item = begin; item != end; ++item)
-            top = std::max(top, partials.top[item->state - partials.first + i]);
-        float total = args.sinks ? std::exp(args.sinks[head] - top) : 0.0f;
-        std::fill_n(result, dim, 0.0f);
-        for (const Item* item = begin; item != end; ++item) {
-            const size_t index = item->state - partials.first + i;
-            const float factor = std::exp(partials.top[index] - top);
-            total += factor * partials.sum[index];
-            const float* values = partials.values.data() + index * dim;
-            for (size_t d = 0; d < dim; ++d) result[d] += factor * values[d];
-        }
-        const float inverse = 1.0f / total;
-        for (size_t d = 0; d < dim; ++d) result[d] *= inverse;
+// One query of a tile whose splits in this wave are units [begin, end).
+void join_splits(const Op& op, const Wave& wave, size_t begin, size_t end, size_t query, State& so_far) {
+    const QueryTile& tile = *wave.units[begin].tile;
+    const State* parts = wave.parts + (begin - wave.first_part);
+    const bool carried = wave.units[begin].begin != tile.begin;
+    copy(op, query, carried ? *wave.carried_in : parts[0], so_far);
+    for (size_t i = carried ? 0 : 1; i < end - begin; ++i) join(op, query, parts[i], so_far);
+    if (wave.units[end - 1].end == tile.end)
+        finish(op, tile, query, so_far);
+    else
+        copy(op, query, so_far, *wave.carried_out);
+}
+
+// Every worker takes its share of the queries of all tiles that were split.
+void join_wave(const Op& op, const Wave& wave, size_t worker, size_t workers, State& so_far) {
+    size_t turn = 0;
+    for (size_t begin = wave.first_part, end; begin < wave.last; begin = end) {
+        const QueryTile* tile = wave.units[begin].tile;
+        for (end = begin + 1; end < wave.last && wave.units[end].tile == tile;) ++end;
+        for (size_t query = 0; query < tile->queries(); ++query)
+            if (turn++ % workers == worker) join_splits(op, wave, begin, end, query, so_far);
     }
 }
 
-bool same_tile(const Item& a, const Item& b) {
-    return a.sequence == b.sequence && a.kv_head == b.kv_head && a.first_query_row == b.first_query_row;
-}
-
-// Where a query tile begins: its first item, and that item's first state.
-struct Tile {
-    size_t item, state;
-};
-
-// The tiles in order, closed by the ends of items and states.
-std::vector<Tile> find_tiles(const std::vector<Item>& items, size_t states) {
-    std::vector<Tile> tiles;
-    for (size_t i = 0; i < items.size(); ++i)
-        if (i == 0 || !same_tile(items[i - 1], items[i])) tiles.push_back({i, items[i].state});
-    tiles.push_back({items.size(), states});
-    return tiles;
-}
-
-// End of the wave of tiles that begins with `first`: as many as kPartialFloats allows, at least one.
-size_t wave_end(const std::vector<Tile>& tiles, size_t dim, size_t first) {
-    size_t end = first + 1;
-    while (end + 1 < tiles.size() && (tiles[end + 1].state - tiles[first].state) * dim <= kPartialFloats)
-        ++end;
-    return end;
+void run_wave(Cpu& cpu, const Op& op, Wave& wave, Scratch* scratch, bool serial) {
+    if (serial) {
+        run_units(op, wave, scratch[0]);
+        return join_wave(op, wave, 0, 1, scratch[0].so_far);
+    }
+    cpu.pool.run([&](int worker) {
+        run_units(op, wave, scratch[worker]);
+        if (wave.first_part == wave.last) return;
+        cpu.pool.barrier();
+        join_wave(op, wave, worker, cpu.pool.size(), scratch[worker].so_far);
+    });
 }
 
 }  // namespace
 
-void attention(ThreadPool& pool, const AttentionArgs& args, const KvLayer& cache,
-               const SequenceView* sequences, size_t count, const float* q, float* out) {
-    size_t states = 0;
-    const std::vector<Item> items = make_items(args, cache, sequences, count, states);
-    const std::vector<Tile> tiles = find_tiles(items, states);
-    // Reused from step to step: a prefill's partial results are megabytes.
-    static thread_local Partials storage;
-    Partials& partials = storage;
-    for (size_t first = 0, last; first + 1 < tiles.size(); first = last) {
-        last = wave_end(tiles, cache.value_dim, first);
-        const Item* begin = &items[tiles[first].item];
-        partials.reset(tiles[first].state, tiles[last].state - tiles[first].state, cache.value_dim);
-        parallel_items(pool, tiles[last].item - tiles[first].item,
-                       [&](size_t i) { run_item(args, cache, begin[i], q, partials); });
-        parallel_for(pool, last - first, args.heads * cache.value_dim, [&](size_t from, size_t to) {
-            for (size_t t = first + from; t < first + to; ++t)
-                combine(args, cache, &items[tiles[t].item], items.data() + tiles[t + 1].item, partials, out);
-        });
+void attention(Cpu& cpu, const AttentionArgs& args, const KvLayer& cache, const SequenceView* sequences,
+               size_t count, const float* q, float* out) {
+    const Op op{args, cache, cpu.kernels.attention[static_cast<int>(cache.type)], q, out};
+    const size_t workers = cpu.pool.size(), mark = cpu.arena.mark();
+    const AttentionPlan plan = plan_attention(cpu.arena, args, cache, sequences, count, workers);
+    const bool serial = workers == 1 || plan.cost * (cache.key_dim + cache.value_dim) <= kSerialMacs;
+    Scratch* scratch = cpu.arena.take<Scratch>(serial ? 1 : workers);
+    for (size_t i = 0; i < (serial ? 1 : workers); ++i) take_scratch(cpu.arena, op, scratch[i]);
+    const size_t room =
+        std::min(std::max<size_t>(1, kPartFloats / (kTileQueries * op.dim)), plan.count - plan.whole);
+    State* parts = cpu.arena.take<State>(room + 2);
+    for (size_t i = 0; room > 0 && i < room + 2; ++i) take_state(cpu.arena, op, parts[i]);
+    State *carried_in = &parts[room], *carried_out = &parts[room + 1];
+    for (size_t first = 0, last; first < plan.count; first = last) {
+        const size_t first_part = std::max(first, plan.whole);
+        last = std::min(plan.count, first_part + room);
+        Wave wave{plan.units, first, last, first_part, parts, carried_in, carried_out, {first}};
+        run_wave(cpu, op, wave, scratch, serial);
+        std::swap(carried_in, carried_out);
     }
+    cpu.arena.rewind(mark);
 }
 
 }  // namespace strata::cpu

@@ -1,53 +1,111 @@
 #include "cpu/kv_append.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "cpu/parallel.h"
 
 namespace strata::cpu {
+namespace {
 
-static uint16_t to_bf16(float x) {
+uint16_t to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
+    // Rounding would carry the bits of a NaN into an infinity or a zero.
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Stores `dim` elements `stride` apart; returns the int8 scale (unused otherwise).
-static float store(KvType type, void* base, size_t offset, size_t stride, const float* x, size_t dim) {
-    if (type == KvType::f32) {
-        float* out = static_cast<float*>(base) + offset;
-        for (size_t i = 0; i < dim; ++i) out[i * stride] = x[i];
-        return 0;
+// scale = max|x| / 127; NaN if any element is infinite or NaN, so that whatever meets it becomes NaN.
+float scale_of(const float* x, size_t dim) {
+    float top = 0.0f, poison = 0.0f;
+    for (size_t i = 0; i < dim; ++i) {
+        top = std::max(top, std::fabs(x[i]));
+        poison += 0.0f * x[i];
     }
-    if (type == KvType::bf16) {
-        uint16_t* out = static_cast<uint16_t*>(base) + offset;
-        for (size_t i = 0; i < dim; ++i) out[i * stride] = to_bf16(x[i]);
-        return 0;
-    }
-    float top = 0;
-    for (size_t i = 0; i < dim; ++i) top = std::max(top, std::fabs(x[i]));
-    const float inverse = top > 0 ? 127.0f / top : 0.0f;
-    int8_t* out = static_cast<int8_t*>(base) + offset;
-    for (size_t i = 0; i < dim; ++i) out[i * stride] = static_cast<int8_t>(std::lrintf(x[i] * inverse));
-    return top / 127.0f;
+    return poison == 0.0f ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
 }
 
-static void append_token(const KvLayer& cache, size_t page, size_t slot, const float* k, const float* v) {
-    for (size_t h = 0; h < cache.kv_heads; ++h) {
-        const size_t scale_index = (page * cache.kv_heads + h) * cache.page_tokens + slot;
-        const size_t key = cache.block(page, h, cache.key_dim) + slot;
-        const float key_scale =
-            store(cache.type, cache.keys, key, cache.page_tokens, k + h * cache.key_dim, cache.key_dim);
-        if (cache.type == KvType::int8) cache.key_scales[scale_index] = key_scale;
-        if (cache.value_in_key) continue;
-        const size_t value = cache.block(page, h, cache.value_dim) + slot * cache.value_dim;
-        const float value_scale =
-            store(cache.type, cache.values, value, 1, v + h * cache.value_dim, cache.value_dim);
-        if (cache.type == KvType::int8) cache.value_scales[scale_index] = value_scale;
+// 16 elements as they are stored; `out` has room for 16 of the type.
+void encode(KvType type, const float* x, float scale, uint8_t* out) {
+    if (type == KvType::f32) {
+        std::memcpy(out, x, kLanes * sizeof(float));
+    } else if (type == KvType::bf16) {
+        for (int i = 0; i < kLanes; ++i) {
+            const uint16_t bits = to_bf16(x[i]);
+            std::memcpy(out + 2 * i, &bits, sizeof bits);
+        }
+    } else {
+        // Divided, not multiplied by a reciprocal: `reference` divides, and codes on an edge must agree.
+        const __m256 step = _mm256_set1_ps(scale > 0.0f ? scale : 1.0f);
+        const __m256i low = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(x), step));
+        const __m256i high = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(x + 8), step));
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+        const __m128i codes =
+            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        const __m128i bounded = _mm_max_epi8(codes, _mm_set1_epi8(-127));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_xor_si128(bounded, _mm_set1_epi8(-128)));
     }
 }
+
+// Calls place(i, bytes) for every 16 elements i.. of x in stored form; beyond `dim` they are 0.
+template <class Place>
+void store(KvType type, const float* x, size_t dim, float scale, const Place& place) {
+    uint8_t bytes[kLanes * sizeof(float)];
+    size_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+        encode(type, x + i, scale, bytes);
+        place(i, bytes);
+    }
+    if (i == dim) return;
+    float tail[kLanes] = {};
+    std::copy_n(x + i, dim - i, tail);
+    encode(type, tail, scale, bytes);
+    place(i, bytes);
+}
+
+void store_key(const KvLayer& cache, size_t page, size_t head, size_t slot, const float* x) {
+    const bool codes = cache.type == KvType::int8;
+    const float scale = codes ? scale_of(x, cache.key_dim) : 1.0f;
+    if (codes) cache.key_scales[cache.block(page, head) + slot] = scale;
+    uint8_t* base = cache.page_keys(page, head) + cache.key_offset(slot);
+    const size_t step = cache.key_lanes() * 4, n = cache.per_lane(), stored = cache.stored_key_dim();
+    store(cache.type, x, cache.key_dim, scale, [&](size_t first, const uint8_t* bytes) {
+        for (size_t i = first; i < std::min(first + kLanes, stored); i += n, bytes += 4) {
+            uint8_t* lane = base + i / n * step;
+            if (codes)
+                for (size_t j = 0; j < n; ++j) lane[kCodePlace[j]] = bytes[j];
+            else
+                std::memcpy(lane, bytes, 4);
+        }
+    });
+}
+
+void store_value(const KvLayer& cache, size_t page, size_t head, size_t slot, const float* x) {
+    const bool codes = cache.type == KvType::int8;
+    const float scale = codes ? scale_of(x, cache.value_dim) : 1.0f;
+    if (codes) cache.value_scales[cache.block(page, head) + slot] = scale;
+    const size_t n = cache.per_lane(), width = cache.element_bytes();
+    const size_t place = codes ? kCodePlace[slot % n] : slot % n;
+    uint8_t* base = cache.page_values(page, head) + slot / n * kChunkBytes + place * width;
+    store(cache.type, x, cache.value_dim, scale, [&](size_t first, const uint8_t* bytes) {
+        uint8_t* chunk = base + first / kLanes * cache.value_chunk_bytes();
+        for (size_t i = 0; i < kLanes; ++i) std::memcpy(chunk + 4 * i, bytes + i * width, width);
+    });
+}
+
+void append_token(const KvLayer& cache, size_t page, size_t slot, const float* k, const float* v) {
+    for (size_t head = 0; head < cache.kv_heads; ++head) {
+        store_key(cache, page, head, slot, k + head * cache.key_dim);
+        if (!cache.value_in_key) store_value(cache, page, head, slot, v + head * cache.value_dim);
+    }
+}
+
+}  // namespace
 
 void kv_append(ThreadPool& pool, const KvLayer& cache, const SequenceView* sequences, size_t count,
                const float* k, const float* v) {

@@ -94,7 +94,7 @@ void append_and_attend(Cpu& cpu, const AttentionArgs& args, const KvLayer& cache
         [&] { kv_append(cpu.pool, cache, step.sequences, step.count, k, v); });
     timed(
         cpu.clock, "attention", [&] { return cost_of(args, cache, step); },
-        [&] { attention(cpu.pool, args, cache, step.sequences, step.count, q, out); });
+        [&] { attention(cpu, args, cache, step.sequences, step.count, q, out); });
 }
 
 void join(Cpu& cpu, float* residual, const float* branch, float scale, size_t rows, size_t dim) {

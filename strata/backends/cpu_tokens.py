@@ -15,21 +15,25 @@ from strata.core import Batch
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 
 F32 = NDArray[np.float32]
-_ELEMENT = {"int8": np.int8, "bf16": np.uint16, "f32": np.float32}
+_ELEMENT = {"int8": np.uint8, "bf16": np.uint16, "f32": np.float32}
+_LINE = 64  # bytes of a cache line
 
 
 class CpuKvCache:
-    """KV pages of all layers. Memory is taken from the system page by page as it is first written."""
+    """KV pages of all layers. Memory is taken from the system page by page as it is first written.
+
+    The layout within a page is csrc/cpu/kv_cache.h's.
+    """
 
     def __init__(self, extension: Any, spec: KvSpec, pages: int) -> None:
-        blocks = (spec.layers, pages, spec.kv_heads)
-        scales = (*blocks, spec.page_tokens) if spec.dtype == "int8" else (0,)
-        values = (0,) if spec.value_in_key else (*blocks, spec.page_tokens, spec.value_dim)
+        tokens = spec.layers * pages * spec.kv_heads * spec.page_tokens
+        key_dim, value_dim = extension.stored_kv_dims(spec.dtype, spec.key_dim, spec.value_dim)
+        key_scales = tokens if spec.dtype == "int8" else 0
         arrays = (
-            np.zeros((*blocks, spec.key_dim, spec.page_tokens), _ELEMENT[spec.dtype]),
-            np.zeros(values, _ELEMENT[spec.dtype]),
-            np.zeros(scales, np.float32),
-            np.zeros((0,) if spec.value_in_key else scales, np.float32),
+            _aligned_zeros(tokens * key_dim, _ELEMENT[spec.dtype]),
+            _aligned_zeros(0 if spec.value_in_key else tokens * value_dim, _ELEMENT[spec.dtype]),
+            np.zeros(key_scales, np.float32),
+            np.zeros(0 if spec.value_in_key else key_scales, np.float32),
         )
         self.spec = spec
         self._by_page = [array.reshape(spec.layers, pages, -1) for array in arrays if array.size]
@@ -49,6 +53,14 @@ class CpuKvCache:
         """All layers of one page to another."""
         for array in self._by_page:
             array[:, target] = array[:, source]
+
+
+def _aligned_zeros(size: int, dtype: Any) -> NDArray[Any]:
+    """Zeros that begin with a cache line; the system gives their memory only when it is written."""
+    itemsize = np.dtype(dtype).itemsize
+    memory = np.zeros(size + _LINE // itemsize, dtype)
+    skipped = -memory.ctypes.data % _LINE // itemsize
+    return memory[skipped : skipped + size]
 
 
 class RopeCache:

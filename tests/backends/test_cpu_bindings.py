@@ -91,6 +91,7 @@ def test_experts_that_are_not_there_are_refused(
 
 KV = {"layers": 2, "pages": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 8, "page_tokens": 8}
 SLOTS = KV["layers"] * KV["pages"] * KV["kv_heads"] * KV["page_tokens"]
+_, STORED_VALUE = EXTENSION.stored_kv_dims("f32", KV["key_dim"], KV["value_dim"])
 
 
 def kv_cache(**changed: Any) -> Any:
@@ -98,7 +99,7 @@ def kv_cache(**changed: Any) -> Any:
     nothing = np.zeros(0, np.float32)
     arrays = {
         "keys": np.zeros(SLOTS * KV["key_dim"], np.float32),
-        "values": np.zeros(SLOTS * KV["value_dim"], np.float32),
+        "values": np.zeros(SLOTS * STORED_VALUE, np.float32),
     }
     sizes = {**KV, "value_in_key": False, **arrays, "key_scales": nothing, "value_scales": nothing}
     return EXTENSION.KvCache(dtype="f32", **{**sizes, **changed})
@@ -118,7 +119,7 @@ def read_only(values: Any) -> Any:
         ({"pages": 1 << 62}, "beyond 64 bits"),
         ({"pages": 1 << 61, "kv_heads": 8, "keys": np.zeros(0), "values": np.zeros(0)}, "beyond 64 bits"),
         ({"keys": np.zeros(2 * SLOTS * 16, np.float32)[::2]}, "keys are not contiguous"),
-        ({"values": read_only(np.zeros(SLOTS * 8, np.float32))}, "values are read-only"),
+        ({"values": read_only(np.zeros(SLOTS * STORED_VALUE, np.float32))}, "values are read-only"),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@
 
 #include "cpu/ahead.h"
 #include "cpu/formats.h"
+#include "cpu/kernels/attention.h"
 
 namespace strata::cpu {
 
@@ -69,6 +70,8 @@ struct Kernels {
                  size_t stride);
     // Does int8 multiply-adds for a while and returns how many; sums [16] is overwritten.
     int64_t (*int8_peak)(int64_t rounds, int32_t* sums);
+    // Indexed by KvType.
+    const AttentionFns* attention;
 };
 
 // Columns that share an activation scale when they meet weights of this format.

@@ -123,5 +123,45 @@ STRATA_INLINE Floats low_f16(Ints x) {
             _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
 }
 
+// What attention needs beside the above. 8 lanes from each of two places:
+STRATA_INLINE Ints load_halves(const void* low, const void* high) {
+    return {_mm256_loadu_si256(static_cast<const __m256i*>(low)),
+            _mm256_loadu_si256(static_cast<const __m256i*>(high))};
+}
+STRATA_INLINE Floats load_halves(const float* low, const float* high) {
+    return {_mm256_loadu_ps(low), _mm256_loadu_ps(high)};
+}
+STRATA_INLINE __m256i low_half(Ints x) { return x.a; }
+STRATA_INLINE __m256i high_half(Ints x) { return x.b; }
+STRATA_INLINE __m256 low_half(Floats x) { return x.a; }
+STRATA_INLINE __m256 high_half(Floats x) { return x.b; }
+// Every 16-bit half of a lane on its own.
+STRATA_INLINE Ints shift_right_words(Ints x, int n) {
+    return {_mm256_srli_epi16(x.a, n), _mm256_srli_epi16(x.b, n)};
+}
+// sum + low half times low half + high half times high half, all signed 16-bit.
+STRATA_INLINE Ints mac_words(Ints sum, Ints x, Ints y) {
+    return keep({_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)),
+                 _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))});
+}
+// The lanes, all within 16 bits, as 16-bit integers.
+STRATA_INLINE void store_words(int16_t* p, Ints x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+// Rounds to nearest, ties to even.
+STRATA_INLINE Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+STRATA_INLINE Ints as_ints(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+STRATA_INLINE Floats sub(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+// y where either is NaN.
+STRATA_INLINE Floats max_floats(Floats x, Floats y) {
+    return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+// value, but 0 in lanes where x < limit.
+STRATA_INLINE Floats unless_below(Floats value, Floats x, Floats limit) {
+    return {_mm256_and_ps(value.a, _mm256_cmp_ps(x.a, limit.a, _CMP_NLT_UQ)),
+            _mm256_and_ps(value.b, _mm256_cmp_ps(x.b, limit.b, _CMP_NLT_UQ))};
+}
+
 }  // namespace
 }  // namespace strata::cpu::avx2

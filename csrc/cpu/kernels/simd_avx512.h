@@ -77,5 +77,37 @@ STRATA_INLINE Ints load_u8(const void* p) {
 // The low 16 bits of every lane, read as fp16.
 STRATA_INLINE Floats low_f16(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))}; }
 
+// What attention needs beside the above. 8 lanes from each of two places:
+STRATA_INLINE Ints load_halves(const void* low, const void* high) {
+    const __m256i first = _mm256_loadu_si256(static_cast<const __m256i*>(low));
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(first),
+                               _mm256_loadu_si256(static_cast<const __m256i*>(high)), 1)};
+}
+STRATA_INLINE Floats load_halves(const float* low, const float* high) {
+    return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(low)), _mm256_loadu_ps(high), 1)};
+}
+STRATA_INLINE __m256i low_half(Ints x) { return _mm512_castsi512_si256(x.v); }
+STRATA_INLINE __m256i high_half(Ints x) { return _mm512_extracti64x4_epi64(x.v, 1); }
+STRATA_INLINE __m256 low_half(Floats x) { return _mm512_castps512_ps256(x.v); }
+STRATA_INLINE __m256 high_half(Floats x) { return _mm512_extractf32x8_ps(x.v, 1); }
+// Every 16-bit half of a lane on its own.
+STRATA_INLINE Ints shift_right_words(Ints x, int n) { return {_mm512_srli_epi16(x.v, n)}; }
+// sum + low half times low half + high half times high half, all signed 16-bit.
+STRATA_INLINE Ints mac_words(Ints sum, Ints x, Ints y) { return {_mm512_dpwssd_epi32(sum.v, x.v, y.v)}; }
+// The lanes, all within 16 bits, as 16-bit integers.
+STRATA_INLINE void store_words(int16_t* p, Ints x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
+}
+// Rounds to nearest, ties to even.
+STRATA_INLINE Ints to_ints(Floats x) { return {_mm512_cvtps_epi32(x.v)}; }
+STRATA_INLINE Ints as_ints(Floats x) { return {_mm512_castps_si512(x.v)}; }
+STRATA_INLINE Floats sub(Floats x, Floats y) { return {_mm512_sub_ps(x.v, y.v)}; }
+// y where either is NaN.
+STRATA_INLINE Floats max_floats(Floats x, Floats y) { return {_mm512_max_ps(x.v, y.v)}; }
+// value, but 0 in lanes where x < limit.
+STRATA_INLINE Floats unless_below(Floats value, Floats x, Floats limit) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), value.v)};
+}
+
 }  // namespace
 }  // namespace strata::cpu::avx512

@@ -6,6 +6,7 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-const Kernels kKernels = {STRATA_TEXT(STRATA_ISA), kDotQ8, kDotF32, kDecodeRow, quantize, gate, int8_peak};
+const Kernels kKernels = {
+    STRATA_TEXT(STRATA_ISA), kDotQ8, kDotF32, kDecodeRow, quantize, gate, int8_peak, kAttention};
 
 }  // namespace strata::cpu::STRATA_ISA

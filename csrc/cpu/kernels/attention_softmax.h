@@ -1,0 +1,103 @@
+// The online softmax of one query over one block of tokens.
+#pragma once
+
+#include <limits>
+
+#include "cpu/kernels/attention_kv.h"
+#include "cpu/kernels/reduce.h"
+
+namespace strata::cpu::STRATA_ISA {
+namespace {
+
+// e^x for x <= 0 with relative error below 2e-7; 0 below -87; NaN stays. x = n ln2 + r with ln2 in two parts,
+// Taylor to degree 6 on |r| <= ln2 / 2, times 2^n.
+STRATA_INLINE Floats exp_floats(Floats x) {
+    const Floats limit = set_floats(-87.0f);
+    const Floats bounded = max_floats(limit, x);
+    const Ints exponent = to_ints(mul(bounded, set_floats(1.44269504f)));
+    const Floats n = to_floats(exponent);
+    Floats r = fma(n, set_floats(-0.693359375f), bounded);
+    r = fma(n, set_floats(2.12194440e-4f), r);
+    constexpr float kTerms[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    Floats p = set_floats(1.0f / 720);
+#pragma GCC unroll 6
+    for (const float term : kTerms) p = fma(p, r, set_floats(term));
+    const Floats power = as_floats(shift_left(add_ints(exponent, set_ints(127)), 23));
+    return unless_below(mul(p, power), x, limit);
+}
+
+STRATA_INLINE float exp_float(float x) { return _mm256_cvtss_f32(low_half(exp_floats(set_floats(x)))); }
+
+// Scores outside of what the query sees become -inf.
+STRATA_INLINE void hide(float* scores, int begin, int end, int vectors) {
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    for (int t = 0; t < begin; t++) scores[t] = kHidden;
+    for (int t = end; t < vectors * kLanes; t++) scores[t] = kHidden;
+}
+
+// Weights w >= 0 become integers, the largest kLargestCode; factor: w = code * factor. `most` holds the
+// lanes' largest weight as bits: as integers they order like the floats, and NaN, which must not be lost, is
+// largest.
+STRATA_INLINE void encode_weights(AttentionTile& tile, int query, int vectors, Ints most) {
+    constexpr float kSmallest = 1e-30f;  // its reciprocal times kLargestCode does not overflow
+    const float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(largest(most))));
+    const float inverse = top < kSmallest ? 0.0f : kLargestCode / top;
+    Ints sum = set_ints(0);
+    for (int i = 0; i < vectors; i++) {
+        const Floats w = load_floats(tile.scores[query] + i * kLanes);
+        const Ints codes = to_ints(mul(w, set_floats(inverse)));
+        store_words(tile.codes[query] + i * kLanes, codes);
+        sum = add_ints(sum, codes);
+    }
+    tile.factor[query] = top / kLargestCode;
+    tile.start[query] = -kCodeOffset * total(sum);
+}
+
+// A query that sees nothing of the block.
+template <class Kv>
+STRATA_INLINE void weigh_nothing(AttentionTile& tile, int query, int vectors) {
+    tile.shrink[query] = 1.0f;
+    tile.factor[query] = 0.0f;
+    tile.start[query] = 0;
+    for (int i = 0; i < vectors; i++) {
+        if constexpr (Kv::kScaled)
+            store_words(tile.codes[query] + i * kLanes, set_ints(0));
+        else
+            store_floats(tile.scores[query] + i * kLanes, set_floats(0.0f));
+    }
+}
+
+// Turns the query's scores into weights and moves top, sums and shrink on.
+template <class Kv>
+static void weigh(const KvBlock& block, int query, AttentionTile& tile) {
+    const int vectors = (block.tokens + kLanes - 1) / kLanes;
+    const int begin = tile.begin[query], end = tile.end[query];
+    if (begin >= end) return weigh_nothing<Kv>(tile, query, vectors);
+    float* scores = tile.scores[query];
+    hide(scores, begin, end, vectors);
+    Floats highest = load_floats(scores);
+    for (int i = 1; i < vectors; i++) highest = max_floats(highest, load_floats(scores + i * kLanes));
+    const float block_top = largest(highest), old_top = tile.top[query];
+    const float top = block_top > old_top ? block_top : old_top;
+    const float shrink = exp_float(old_top - top);
+    Floats sums = mul(load_floats(tile.sums[query]), set_floats(shrink));
+    Ints most = set_ints(0);
+    for (int i = 0; i < vectors; i++) {
+        Floats w = exp_floats(sub(load_floats(scores + i * kLanes), set_floats(top)));
+        sums = add(sums, w);
+        if constexpr (Kv::kScaled) {
+            w = mul(w, load_halves(block.value_scales[2 * i], block.value_scales[2 * i + 1]));
+            w = unless_below(w, load_floats(scores + i * kLanes),
+                             set_floats(-std::numeric_limits<float>::max()));
+            most = max_ints(most, as_ints(w));
+        }
+        store_floats(scores + i * kLanes, w);
+    }
+    store_floats(tile.sums[query], sums);
+    tile.top[query] = top;
+    tile.shrink[query] = shrink;
+    if constexpr (Kv::kScaled) encode_weights(tile, query, vectors, most);
+}
+
+}  // namespace
+}  // namespace strata::cpu::STRATA_ISA
