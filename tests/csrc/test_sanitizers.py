@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from strata.backends.isa import extension
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "csrc" / "cpu"
 HERE = Path(__file__).parent
@@ -18,6 +20,7 @@ OPS = [
     CPU / f"{name}.cpp"
     for name in ("formats", "thread_pool", "linear", "activations", "experts", "grouping", "weight_path")
 ]
+ATTENTION = [CPU / f"{name}.cpp" for name in ("attention", "attention_plan", "kv_append", "thread_pool")]
 
 pytestmark = [
     pytest.mark.compiler,
@@ -44,6 +47,19 @@ def test_ops_touch_only_their_own_memory(tmp_path: Path) -> None:
     flags = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DSTRATA_ISA=avx2"]
     program = tmp_path / "kernels"
     compile_with(*COMMON, *flags, *OPS, *kernels, HERE / "kernels_driver.cpp", "-o", program)
+    run(program)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_attention_touches_its_own_memory_without_races(tmp_path: Path, isa: str, sanitizer: str) -> None:
+    if isa == "avx512" and not extension().features()["avx512"]:
+        pytest.skip("the processor has no AVX-512")
+    flags = ["-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-DSTRATA_ISA={isa}"]
+    flags += AVX512 if isa == "avx512" else []
+    program = tmp_path / "attention"
+    sources = [*ATTENTION, CPU / "kernels" / "attention.cpp", HERE / "attention_driver.cpp"]
+    compile_with(*COMMON, *flags, *sources, "-o", program)
     run(program)
 
 

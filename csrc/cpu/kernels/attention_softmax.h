@@ -1,7 +1,7 @@
 // The online softmax of one query over one block of tokens.
 #pragma once
 
-#include <limits>
+#include <cfloat>
 
 #include "cpu/kernels/attention_kv.h"
 #include "cpu/kernels/reduce.h"
@@ -30,7 +30,7 @@ STRATA_INLINE float exp_float(float x) { return _mm256_cvtss_f32(low_half(exp_fl
 
 // Scores outside of what the query sees become -inf.
 STRATA_INLINE void hide(float* scores, int begin, int end, int vectors) {
-    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    constexpr float kHidden = -__builtin_inff();
     for (int t = 0; t < begin; t++) scores[t] = kHidden;
     for (int t = end; t < vectors * kLanes; t++) scores[t] = kHidden;
 }
@@ -87,8 +87,7 @@ static void weigh(const KvBlock& block, int query, AttentionTile& tile) {
         sums = add(sums, w);
         if constexpr (Kv::kScaled) {
             w = mul(w, load_halves(block.value_scales[2 * i], block.value_scales[2 * i + 1]));
-            w = unless_below(w, load_floats(scores + i * kLanes),
-                             set_floats(-std::numeric_limits<float>::max()));
+            w = unless_below(w, load_floats(scores + i * kLanes), set_floats(-FLT_MAX));
             most = max_ints(most, as_ints(w));
         }
         store_floats(scores + i * kLanes, w);
