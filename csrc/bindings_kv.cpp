@@ -127,7 +127,7 @@ void bind_kv(py::module_& m) {
     m.def(
         "stored_kv_dims",
         [](const std::string& dtype, size_t key_dim, size_t value_dim) {
-            const KvLayer shape = kv_geometry(dtype, 1, key_dim, value_dim, cpu::kOctet, false);
+            const KvLayer shape = kv_geometry(dtype, 1, key_dim, value_dim, strata::cpu::kOctet, false);
             return py::make_tuple(shape.stored_key_dim(), shape.stored_value_dim());
         },
         py::arg("dtype"), py::arg("key_dim"), py::arg("value_dim"));
