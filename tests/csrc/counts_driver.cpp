@@ -72,7 +72,7 @@ void attend(Cpu& cpu, size_t rows, size_t past) {
     kv_append(cpu.pool, cache, &all, 1, k.data(), v.data());
     const std::vector<float> q = normal_numbers(rows * kHeads * kDim);
     const AttentionArgs args{kHeads, 0.088f, 0, nullptr};
-    count(cpu, [&] { attention(cpu.pool, args, cache, &asking, 1, q.data(), out.data()); });
+    count(cpu, [&] { attention(cpu, args, cache, &asking, 1, q.data(), out.data()); });
 }
 
 struct Case {
