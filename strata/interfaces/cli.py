@@ -20,7 +20,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
-_COMMANDS = ("run", "convert", "inspect", "plan", "verify", "doctor", "bench")
+_COMMANDS = ("run", "convert", "inspect", "plan", "verify", "doctor", "bench", "trace")
 
 
 class LazyGroup(click.Group):
@@ -36,10 +36,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"strata.interfaces.commands.{cmd_name}")
         command: click.Command = module.command
-        if all(parameter.name != "debug" for parameter in command.params):
-            command.params.append(
-                click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP)
-            )
+        _add_debug(command)
         return command
 
     def resolve_command(
@@ -64,6 +61,14 @@ class LazyGroup(click.Group):
 
 
 _DEBUG_HELP = "Show the traceback of an error."
+
+
+def _add_debug(command: click.Command) -> None:
+    """--debug may stand anywhere in a command line."""
+    if all(parameter.name != "debug" for parameter in command.params):
+        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help=_DEBUG_HELP))
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_debug(part)
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

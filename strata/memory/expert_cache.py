@@ -32,7 +32,7 @@ class ExpertCache:
         self.policy = policy(space, slots)
         self.inserts_per_step = inserts_per_step
         layers = len(space.per_layer)
-        self.statistics = CacheStatistics([0] * layers, [0] * layers)
+        self.statistics = CacheStatistics([0] * layers, [0] * layers, [0] * layers)
         self._slots = [Slot() for _ in range(slots)]
         self._free = list(range(slots))  # a heap: low slots first, so that the end is free to be given away
         self._where: dict[ExpertId, int] = {}
@@ -88,17 +88,17 @@ class ExpertCache:
         insist: neither the step's budget nor the policy's opinion of its worth counts (warm start, or an
         expert that is fetched in any case). Never evicts what is held or loading.
         """
-        answer = self._admit(self._checked(expert), insist)
-        if isinstance(answer, Refusal):
-            self.statistics.refused[answer] += 1
-        return answer
+        return self._admit(self._checked(expert), budgeted=not insist, choosy=not insist)
 
-    def admit_misses(self) -> list[Claim]:
-        """Offer what this step missed, the most valuable first, until the budget or the room is used up."""
+    def admit_misses(self, *, choosy: bool = True) -> list[Claim]:
+        """Offer what this step missed, the most valuable first, until the budget or the room is used up.
+
+        choosy: ask the policy whether a miss is worth its victim's slot; False compares evictions alone.
+        """
         claims = []
         missed, self._missed = list(self._missed), {}
         for expert in self.policy.by_worth(missed):
-            answer = self.admit(expert)
+            answer = self._admit(expert, budgeted=True, choosy=choosy)
             if isinstance(answer, Claim):
                 claims.append(answer)
             elif answer in (Refusal.BUDGET, Refusal.OCCUPIED):
@@ -184,24 +184,32 @@ class ExpertCache:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _admit(self, expert: ExpertId, insist: bool) -> Claim | Refusal:
+    def _admit(self, expert: ExpertId, *, budgeted: bool, choosy: bool) -> Claim | Refusal:
+        answer = self._find_slot(expert, budgeted, choosy)
+        if isinstance(answer, Refusal):
+            self.statistics.refused[answer] += 1
+            return answer
+        return self._occupy(expert, *answer)
+
+    def _find_slot(
+        self, expert: ExpertId, budgeted: bool, choosy: bool
+    ) -> tuple[int, ExpertId | None] | Refusal:
+        """A free slot and whom it was taken from."""
         if expert in self._where:
             return Refusal.PRESENT
-        if not insist and self.inserts_per_step is not None and self._inserted >= self.inserts_per_step:
+        if budgeted and self.inserts_per_step is not None and self._inserted >= self.inserts_per_step:
             return Refusal.BUDGET
-        evicted = None
         if self._free:
-            place = heapq.heappop(self._free)
-        else:
-            evicted = self.policy.victim(self._may_go)
-            if evicted is None:
-                return Refusal.OCCUPIED
-            if not insist and not self.policy.admits(expert, evicted):
-                return Refusal.WORTH
-            place = self._where[evicted]
-            self._vacate(place)
-            self.statistics.evictions += 1
-        return self._occupy(expert, place, evicted)
+            return heapq.heappop(self._free), None
+        evicted = self.policy.victim(self._may_go)
+        if evicted is None:
+            return Refusal.OCCUPIED
+        if choosy and not self.policy.admits(expert, evicted):
+            return Refusal.WORTH
+        place = self._where[evicted]
+        self._vacate(place)
+        self.statistics.evictions += 1
+        return place, evicted
 
     def _occupy(self, expert: ExpertId, place: int, evicted: ExpertId | None) -> Claim:
         slot = self._slots[place]
@@ -210,7 +218,7 @@ class ExpertCache:
         self._where[expert] = place
         self._missed.pop(expert, None)
         self._inserted += 1
-        self.statistics.inserts += 1
+        self.statistics.layer_inserts[expert.layer] += 1
         self.policy.on_insert(expert)
         return Claim(expert, place, evicted, slot.claims)
 

@@ -93,13 +93,13 @@ class CacheStatistics:
     """Counted since the cache was made. Prefill is counted apart: its rates say nothing about decode.
 
     late: misses whose bytes were already on the way. layer_hits, layer_misses `[layers]`: decode only, late
-    ones among the misses.
+    ones among the misses. layer_inserts `[layers]`: claims of a slot.
     """
 
     layer_hits: list[int]
     layer_misses: list[int]
+    layer_inserts: list[int]
     late: int = 0
-    inserts: int = 0
     evictions: int = 0
     abandoned: int = 0
     prefill_hits: int = 0
@@ -115,6 +115,11 @@ class CacheStatistics:
     def misses(self) -> int:
         """Over all layers."""
         return sum(self.layer_misses)
+
+    @property
+    def inserts(self) -> int:
+        """Over all layers."""
+        return sum(self.layer_inserts)
 
     @property
     def hit_rate(self) -> float:
