@@ -123,12 +123,13 @@ def _check(access: Access, space: ExpertSpace) -> None:
         raise ValueError(f"a number of {access} is not within 0 to {form.MAX_NUMBER}")
     if not all(0 <= size <= form.MAX_BYTES for size in access.bytes):
         raise ValueError(f"bytes of {access} are not within 0 to {form.MAX_BYTES}")
-    known = space.per_layer[access.layer] if 0 <= access.layer < len(space.per_layer) else 0
-    experts = access.experts
+    if not 0 <= access.layer < len(space.per_layer):
+        raise ValueError(f"{access}: the model has {len(space.per_layer)} layers")
+    known, experts = space.per_layer[access.layer], access.experts
     if not all(0 <= index < known for index in experts) or len(set(experts)) < len(experts):
         raise ValueError(f"experts of {access}: not different ones of the {known} of that layer")
     costs = {len(column) for column in (access.outcomes, access.bytes, access.microseconds)}
-    if not costs <= {len(experts)} and costs != {0}:
-        raise ValueError(f"{access} has costs for {costs} of {len(experts)} experts")
+    if costs not in ({0}, {len(experts)}):
+        raise ValueError(f"{access} has costs for {sorted(costs)} of {len(experts)} experts")
     if access.outcomes and not any(access.outcomes):
         raise ValueError(f"{access} has costs, but no outcome is known")
