@@ -50,7 +50,7 @@ class CpuBackend(LayerOps, ComposedOps):
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
         # Bound threads stay near their memory, but cannot step aside: with busy neighbours on a machine
-        # of one node a decode step took 1.35 to 1.85 times as long (2 cores, 2 threads).
+        # of one node a decode step took about 1.5 times as long (two runs, uncontrolled load, 2 cores).
         bind = chosen.bind and (cpus is not None or len(topology().nodes) > 1)
         self.cpu = extension.Cpu(list(chosen.cpus), name, bind)
 
