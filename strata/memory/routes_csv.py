@@ -71,7 +71,8 @@ def _rows(path: Path, file: gzip.GzipFile | io.BufferedReader) -> Iterator[tuple
                 if tuple(row) != COLUMNS:
                     raise ValueError(f"columns {','.join(row)[:100]!r}")
             else:
-                yield row[0], _access(row)
+                access = _access(row)  # first: a blank line has no row[0]
+                yield row[0], access
     except (ValueError, csv.Error) as error:
         raise FileFormatError(f"{path}, line {max(number, 1)}: {error}", remedy=_REMEDY) from None
 

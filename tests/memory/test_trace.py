@@ -233,7 +233,9 @@ class TestRoutesCsv:
         with pytest.raises(FileFormatError, match=f"line 3: .*{problem}"):
             self.read(tmp_path, f"{self.HEAD}a,0,0,0,1\n{row}\n")
 
-    @pytest.mark.parametrize("text", ["", "trace,seq,layer,step,experts\n", "a,b\n1,2\n", "\0\0\0"])
+    @pytest.mark.parametrize(
+        "text", ["", "trace,seq,layer,step,experts\n", "a,b\n1,2\n", "\0\0\0", HEAD + "\n"]
+    )
     def test_other_files_are_refused(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(FileFormatError, match="columns trace,seq"):
             self.read(tmp_path, text)
