@@ -1,7 +1,6 @@
 // Loops over the thread pool for ops whose rows are independent.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 
 #include "cpu/thread_pool.h"
@@ -24,19 +23,6 @@ void parallel_for(ThreadPool& pool, size_t n, size_t cost, const Fn& fn) {
         const size_t w = static_cast<size_t>(worker);
         const size_t begin = n * w / workers, end = n * (w + 1) / workers;
         if (begin < end) fn(begin, end);
-    });
-}
-
-// fn(i) for every i in [0, n), handed out one by one: for items of very different cost (causal attention).
-template <class Fn>
-void parallel_items(ThreadPool& pool, size_t n, const Fn& fn) {
-    if (n == 1 || pool.size() == 1) {
-        for (size_t i = 0; i < n; ++i) fn(i);
-        return;
-    }
-    std::atomic<size_t> next{0};
-    pool.run([&](int) {
-        for (size_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) fn(i);
     });
 }
 

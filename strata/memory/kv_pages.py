@@ -136,7 +136,8 @@ class KvPages:
         if keep:
             self.publish(request)
             rest = request.computed - account.published * self.page_tokens
-            if self.share and rest > 0:
+            # A request that computed nothing of its own may have ended before its copy was made.
+            if self.share and rest > 0 and request.computed > request.shared:
                 self._publish(account, request, rest)
         else:
             self._forget(account.table)

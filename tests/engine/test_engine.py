@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_model import VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
+import torch
+from engines import GREEDY, SPECS, make_engine, prompt_of
+from tiny_model import VOCAB, TinyStore, moe_spec
 
-from strata.backends.base import Backend
+from strata.backends.reference import ReferenceBackend
 from strata.core import FinishReason, Request, SamplingParams
-from strata.engine.engine import Engine, EngineOptions
-from strata.engine.load import make_backend
-from strata.engine.metrics import step_bytes
+from strata.engine.engine import Engine
 from strata.errors import CapacityError, ContextOverflowError, NumericalError, RequestError
 from strata.model.decoder import Decoder
-from strata.plan.spec import ModelSpec
-
-torch = pytest.importorskip("torch")
-from strata.backends.reference import ReferenceBackend  # noqa: E402
-
-SPECS = {"moe": moe_spec(), "gpt_oss": gpt_oss_spec(), "mla": mla_spec()}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
-
-
-def make_decoders(backend: Backend, fmt: str = "bf16") -> dict[str, Decoder]:
-    return {name: Decoder(spec, TinyStore(spec, fmt=fmt), backend) for name, spec in SPECS.items()}
-
-
-@pytest.fixture(scope="module")
-def decoders() -> dict[str, Decoder]:
-    return make_decoders(ReferenceBackend())
-
-
-@pytest.fixture(scope="module", params=["reference", "cpu"])
-def any_decoders(request: pytest.FixtureRequest) -> dict[str, Decoder]:
-    """For what every backend must keep; cpu with 4-bit weights and int8 activations."""
-    if request.param == "reference":
-        return make_decoders(ReferenceBackend())
-    return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
-
-
-def make_engine(decoder: Decoder, **changes: object) -> Engine:
-    options = EngineOptions(context=64, pages=40, valid_tokens=VOCAB, page_tokens=8, kv_dtype="f32", chunk=16)
-    return Engine(decoder, replace(options, **changes))
-
-
-@pytest.fixture
-def engine(decoders: dict[str, Decoder]) -> Iterator[Engine]:
-    """An engine that must be without requests and whole when a test ends."""
-    engine = make_engine(decoders["moe"])
-    yield engine
-    assert not engine.busy
-    engine.check_integrity()
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 def mixed_requests() -> list[Request]:
@@ -347,68 +304,3 @@ def test_random_traffic_loses_nothing(seed: int) -> None:
         engine.step()
     engine.check_integrity()
     assert len(requests) > 10 and all(request.finish_reason is not None for request in requests)
-
-
-# Figures
-
-
-def test_figures_of_a_request(engine: Engine) -> None:
-    list(engine.generate(Request("a", prompt_of(20), GREEDY)))
-    for progress in (engine.metrics.requests["a"], engine.metrics.total):
-        assert progress.prefill.tokens == 20 and progress.decode.tokens == 9
-        assert progress.prefill.seconds > 0 and progress.decode.tokens_per_second > 0
-    assert engine.metrics.steps == 2 + 9
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_bytes_of_a_decode_step(decoders: dict[str, Decoder], name: str) -> None:
-    """Shared weights once, each routed expert's payload, the keys and values that are seen."""
-    decoder = decoders[name]
-    engine = make_engine(decoder)
-    list(engine.generate(Request("a", prompt_of(12), replace(GREEDY, max_tokens=2))))
-    spec: ModelSpec = decoder.spec
-    experts = 2 * sum(decoder.expert_bytes.values())
-    seen = [min(13, spec.window(layer) or 13) for layer in range(spec.layers)]
-    per_token = (20 + 8) * 4 if spec.attention.mla else 2 * 2 * 16 * 4
-    decode = engine.metrics.requests["a"].decode
-    assert decode.tokens == 1
-    assert decode.bytes == decoder.shared_bytes + experts + sum(seen) * per_token
-
-
-def test_a_chunk_reads_the_windows_of_all_its_rows(decoders: dict[str, Decoder]) -> None:
-    """20 tokens in chunks of 16 and 4; a window of 5 spans 5 + 4 - 1 tokens of the second chunk."""
-    engine = make_engine(decoders["gpt_oss"])
-    engine.add(Request("a", prompt_of(20), GREEDY))
-    engine.step()
-    works = engine.scheduler.schedule()
-    engine.executor.run(works)
-    assert step_bytes(engine.decoder, engine.kv, works).kv == (8 + 20 + 8) * 2 * 2 * 16 * 4
-
-
-def test_figures_do_not_grow_with_every_request_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata.engine.metrics.KEPT_REQUESTS", 3)
-    for turn in range(5):
-        list(engine.generate(Request(f"r{turn}", [1], replace(GREEDY, max_tokens=1))))
-    assert list(engine.metrics.requests) == ["r2", "r3", "r4"]
-    assert engine.metrics.total.prefill.tokens == 5
-
-
-def test_sharing_a_beginning_changes_no_token(any_decoders: dict[str, Decoder]) -> None:
-    """A conversation in three turns, and a second one that branches off; int8 KV, pages of 8."""
-    for decoder in any_decoders.values():
-        answers: dict[bool, list[list[int]]] = {}
-        for share in (True, False):
-            engine = make_engine(decoder, kv_dtype="int8", share_prefixes=share)
-            answers[share], shared = [], []
-            text = prompt_of(13)
-            for turn, words in enumerate(([], [5, 6, 7], [8])):
-                text += words
-                branch = Request(f"branch {turn}", [*text[:12], 9, 9], GREEDY)
-                request = Request(f"turn {turn}", list(text), replace(GREEDY, max_tokens=7))
-                for each in (request, branch):
-                    answers[share].append(list(engine.generate(each)))
-                    shared.append(each.shared)
-                text = request.tokens
-            assert shared == ([0, 12, 19, 13, 29, 13] if share else [0] * 6)
-            engine.check_integrity()
-        assert answers[True] == answers[False]

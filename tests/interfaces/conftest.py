@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from command_line import Result
 from tiny_checkpoint import write_checkpoint
 
+from strata.interfaces import cli
 from strata.interfaces.importing import import_checkpoint
 from strata.store.options import ConvertOptions
 
@@ -23,3 +26,15 @@ def store(checkpoint: Path) -> Path:
     out = checkpoint.parent / "store"
     import_checkpoint(checkpoint, out, ConvertOptions())
     return out
+
+
+@pytest.fixture
+def strata(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command line in this process."""
+
+    def call(*arguments: str | Path) -> Result:
+        code = cli.run([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call

@@ -7,56 +7,21 @@ import json
 from typing import Any
 
 import pytest
+from checks import check, part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import GB, GIB, machine, toy
 
 from strata.errors import CapacityError, ConfigError
-from strata.hardware.profile_file import load_profile
-from strata.plan import cost
 from strata.plan.advice import advise
-from strata.plan.cost import Placement, Step, speeds_of, step_cost
 from strata.plan.device import DRIVER_BYTES, workspace_bytes
 from strata.plan.footprint import Attention, Footprint
 from strata.plan.host import PROCESS_BYTES
 from strata.plan.options import PlanOptions
-from strata.plan.plan import Plan
 from strata.plan.planner import make_plan
-from strata.plan.routing import HitCurve, published_curve
 
 MIB = 1 << 20
 BIG = toy(expert_total=80 * 10 * 10**8, expert_bytes=10**9)  # 80 experts of 1 GB
-
-
-def part(plan: Plan, name: str, where: str = "device") -> int:
-    parts = (plan.device or plan.host).parts if where == "device" else plan.host.parts
-    return sum(entry.nbytes for entry in parts if entry.name == name)
-
-
-def check(plan: Plan, model: Footprint) -> None:
-    """What holds for every plan."""
-    kv = plan.kv
-    assert sum(entry.nbytes for entry in plan.host.parts) == plan.host.total
-    assert all(entry.nbytes >= 0 for entry in plan.host.parts)
-    assert kv.nbytes == model.kv_ceiling(kv.context, kv.requests) == kv.pages * model.page_bytes
-    assert kv.pages >= kv.requests * -(-kv.context // kv.page_tokens)
-    assert 2 <= kv.context <= model.context
-    assert plan.cpus and len(set(plan.cpus)) == len(plan.cpus)
-    assert all(entry.tokens_per_second > 0 for entry in plan.predictions)
-    assert all(0 <= entry.hit_rate <= 1 + 1e-9 for entry in plan.predictions)
-    device = plan.device
-    if device is None:
-        assert kv.tier == "host" and part(plan, "KV pages", "host") == kv.nbytes
-        return
-    assert sum(entry.nbytes for entry in device.parts) == device.total
-    assert all(entry.nbytes >= 0 for entry in device.parts)
-    assert min(model.top_k, model.expert_count) <= device.slots <= model.expert_count
-    assert device.slots <= device.slots_beside(0) <= model.expert_count
-    if kv.tier == "device":
-        assert part(plan, "KV pages") == kv.nbytes
-        assert device.slots == device.slots_beside(kv.nbytes)
-    else:
-        assert part(plan, "KV pages", "host") == kv.nbytes
 
 
 def test_a_device_plan_by_hand() -> None:
@@ -344,83 +309,3 @@ def test_a_longer_worst_case_never_takes_less(
     assert model.kv_ceiling(context * times, requests) >= base
     assert model.kv_ceiling(context, requests * times) == base * times
     assert base >= context * requests * model.attention.token_bytes
-
-
-# Field report A: 125B parameters, 10B of them shared in w4g128, 115B in 64 experts of top 2 in w4g64.
-LAYERS = 40  # not told; only the handshakes depend on it
-FIELD = toy(
-    name="125B",
-    layers=LAYERS,
-    moe_layers=LAYERS,
-    hidden=6144,
-    static=int(10e9 * 4.125 / 8),
-    static_macs=int(10e9),
-    head=0,
-    head_macs=0,
-    experts=64,
-    top_k=2,
-    expert_bytes=int(115e9 * 4.25 / 8 / 64 / LAYERS),
-    expert_macs=int(115e9 / 64 / LAYERS),
-    expert_total=int(115e9 * 4.25 / 8),
-    attention=Attention((0,) * LAYERS, 2 * 48 * 128, 2 * 8 * 132),
-)
-
-
-def test_field_report_a_fits_as_they_say() -> None:
-    """62.5 GB in INT4; 12 of 64 experts (11.5 GB) beside 5 GB shared in 24 GB with 3 GB free."""
-    assert (FIELD.static + FIELD.expert_total) / 1e9 == pytest.approx(66.2, abs=0.1)  # scales included
-    options = PlanOptions(context=8192, requests=16, kv_tier="host")
-    plan = make_plan(FIELD, load_profile("rtx3090-2x-e5-2680v4"), options)
-    check(plan, FIELD)
-    assert plan.device is not None
-    per_layer = plan.device.slots / LAYERS
-    assert 12 <= per_layer < 17
-    assert plan.host.spread == "partition" and plan.host.disk_bytes == 0
-
-
-def test_field_report_a_in_speed() -> None:
-    """Their 72 tokens/s need their 90 % hits; with published routing and 12 of 64 it is less than half.
-
-    By hand, at 90 %: 5.16 GB at 702 GB/s, 7.3 ms; 40 layers' launches, 1.9 ms; per layer 0.8 times two hits,
-    2 x 23.9 MB at 702 GB/s, and 0.2 times a miss on the host, 23.9 MB at 73.7 GB/s and a round trip.
-    """
-    profile = load_profile("rtx3090-2x-e5-2680v4")
-    speeds = speeds_of(profile, {0: 14, 1: 14}, "partition")
-    place = Placement(True, 12 * LAYERS, True, FIELD.expert_count)
-    theirs = HitCurve(((12 / 64, 0.9),), "field report A")
-    found = step_cost(FIELD, speeds, place, Step.decode(1, 0), theirs)
-    hit, miss = 2 * 23.87e6 / 702e9, 23.87e6 / 73.7e9 + cost.ROUND_TRIP_SECONDS + 2 * 6144 * 4 / 12e9
-    by_hand = 5.156e9 / 702e9 + LAYERS * (48e-6 + 0.8 * hit + 0.2 * miss)
-    assert found.seconds == pytest.approx(by_hand, rel=0.01)
-    assert 60 < found.rate < 80
-    real = step_cost(FIELD, speeds, place, Step.decode(1, 0), published_curve(64))
-    assert 25 < real.rate < 36 and real.bottleneck == "host"
-    fetched = step_cost(
-        FIELD, speeds, dataclasses.replace(place, misses="fetch"), Step.decode(1, 0), published_curve(64)
-    )
-    assert fetched.rate < 10 and fetched.bottleneck == "to_device"
-
-
-def test_advice_is_what_a_new_plan_says() -> None:
-    profile = load_profile("rtx3090-2x-e5-2680v4")
-    options = PlanOptions(context=8192, misses="fetch", chunk=512)
-    plan = advise(make_plan(FIELD, profile, options), FIELD, profile, options, {})
-    advice = {entry.change: entry for entry in plan.advice}
-    better = make_plan(FIELD, profile, dataclasses.replace(options, misses="auto", depth=4096))
-    gain = better.predictions[0].tokens_per_second / plan.predictions[0].tokens_per_second
-    assert advice["experts.misses: auto"].decode == pytest.approx(gain)
-    assert gain > 2
-    assert list(plan.advice) == sorted(plan.advice, key=lambda entry: -max(entry.decode, entry.prefill))
-    assert all(max(entry.decode, entry.prefill) >= 1.03 for entry in plan.advice)
-    assert advice["engine.prefill_chunk: 4096"].prefill > 1.5
-
-
-def test_smaller_formats_are_advised_where_they_help() -> None:
-    wide = toy(expert_bytes=38 * 10**6, expert_total=3040 * 10**6)
-    hardware = machine(device_gib=None)
-    options = PlanOptions(context=1024)
-    plan = advise(
-        make_plan(wide, hardware, options), wide, hardware, options, {"convert.experts: w4g64": toy()}
-    )
-    (entry,) = plan.advice
-    assert entry.change == "convert.experts: w4g64" and entry.decode > 2

@@ -30,35 +30,33 @@ struct Int8Kv {
     }
 };
 
-struct Bf16Kv {
+// What BF16 and F32 share: both are multiplied as f32.
+struct FloatKv {
     using X = float;
     using Sum = Floats;
     using Part = Floats;
-    static constexpr int kPerLane = 2;
-    static constexpr int kParts = 2;
     static constexpr bool kScaled = false;
 
-    STRATA_INLINE void unpack(Ints chunk, Part (&part)[kParts]) {
-        part[0] = as_floats(shift_left(chunk, 16));
-        part[1] = as_floats(and_ints(chunk, set_ints(-65536)));
-    }
     STRATA_INLINE Sum begin_sum(int32_t) { return set_floats(0.0f); }
     STRATA_INLINE Floats end_sum(Sum sum) { return sum; }
     STRATA_INLINE Sum mac(Sum sum, Part part, const X* x) { return fma(part, set_floats(*x), sum); }
 };
 
-struct F32Kv {
-    using X = float;
-    using Sum = Floats;
-    using Part = Floats;
+struct Bf16Kv : FloatKv {
+    static constexpr int kPerLane = 2;
+    static constexpr int kParts = 2;
+
+    STRATA_INLINE void unpack(Ints chunk, Part (&part)[kParts]) {
+        part[0] = as_floats(shift_left(chunk, 16));
+        part[1] = as_floats(and_ints(chunk, set_ints(-65536)));
+    }
+};
+
+struct F32Kv : FloatKv {
     static constexpr int kPerLane = 1;
     static constexpr int kParts = 1;
-    static constexpr bool kScaled = false;
 
     STRATA_INLINE void unpack(Ints chunk, Part (&part)[kParts]) { part[0] = as_floats(chunk); }
-    STRATA_INLINE Sum begin_sum(int32_t) { return set_floats(0.0f); }
-    STRATA_INLINE Floats end_sum(Sum sum) { return sum; }
-    STRATA_INLINE Sum mac(Sum sum, Part part, const X* x) { return fma(part, set_floats(*x), sum); }
 };
 
 // sum[t] += chunk `step` of keys or values times x[t].
