@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from strata.backends import isa
 from strata.backends.composed import ComposedOps
 from strata.backends.cpu_layers import LayerOps
-from strata.hardware.cpu import choose_cpus, topology
+from strata.hardware.cpu import CpuChoice, choose_cpus
 from strata.store.formats import FORMATS
 
 F32 = NDArray[np.float32]
@@ -36,11 +36,15 @@ class CpuBackend(LayerOps, ComposedOps):
         activations: Literal["int8", "f32"] = "int8",
         cpus: Sequence[int] | None = None,
         isa_name: str | None = None,
+        chosen: CpuChoice | None = None,
     ) -> None:
-        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: forces one."""
+        """threads: None = one per allowed physical core. cpus: where they may run. isa_name: forces one.
+
+        chosen: what somebody (the plan) decided already, instead of threads and cpus.
+        """
         super().__init__()
         extension = isa.extension()
-        chosen = choose_cpus(threads, cpus)
+        chosen = chosen or choose_cpus(threads, cpus)
         for text in chosen.warnings:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         self.activations = activations
@@ -49,10 +53,7 @@ class CpuBackend(LayerOps, ComposedOps):
         self.ops = extension
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
-        # Bound threads stay near their memory, but cannot step aside: with busy neighbours on a machine
-        # of one node a decode step took about 1.5 times as long (two runs, uncontrolled load, 2 cores).
-        bind = chosen.bind and (cpus is not None or len(topology().nodes) > 1)
-        self.cpu = extension.Cpu(list(chosen.cpus), name, bind)
+        self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind)
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every packed op with every weight format, attention with every KV dtype."""

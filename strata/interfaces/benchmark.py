@@ -14,9 +14,12 @@ from strata.engine.bench.runs import Bench, limits_probe, tokens_needed
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
 from strata.errors import IncompleteError, UsageError
-from strata.interfaces.models import store_path
+from strata.interfaces.hardware import remembered_machine
+from strata.interfaces.planning import plan_run
+from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.counts import count
+from strata.plan.plan import Plan
 from strata.store.manifest import read_manifest
 
 _WARM_UP_TOKENS = 512
@@ -39,7 +42,10 @@ class Subject:
 
 
 class Benchmark:
-    """One model, ready to be measured. left_out: cases that do not fit the model's context."""
+    """One model, ready to be measured. left_out: cases that do not fit the model's context.
+
+    plan: what the run obeys on `machine`, made for the longest case and the widest.
+    """
 
     def __init__(self, config: Config, cases: Sequence[Case], *, ops: bool, seed: int) -> None:
         """Opens the model. UsageError when no case is left."""
@@ -54,6 +60,8 @@ class Benchmark:
             raise UsageError(
                 f"no case fits the model's context of {self.context} tokens", remedy="smaller -p, -n or -d"
             )
+        self.machine = remembered_machine()
+        self.plan = self._plan(config, path)
         timer = OpTimer() if ops else None
         self._engine = self._load(config, path, timer)
         backend = self._engine.decoder.backend
@@ -63,7 +71,7 @@ class Benchmark:
             sum(file.bytes for file in manifest.files),
             count(manifest.spec).total,
             _describe(backend),
-            getattr(getattr(backend, "cpu", None), "threads", config.backend.threads),
+            len(self.plan.cpus),
             getattr(backend, "activations", None),
             config.kv.dtype,
         )
@@ -77,22 +85,21 @@ class Benchmark:
         for case in self.cases:
             yield self._bench.measure(case, repeats)
 
-    def _load(self, config: Config, path: Path, timer: OpTimer | None) -> Engine:
+    def _plan(self, config: Config, path: Path) -> Plan:
+        """Context and pages for the longest case and the one with the most pages."""
         needed = [(tokens_needed(case, self._chunk), case.streams) for case in self.cases]
         context = max(tokens for tokens, _ in needed)
         per_page = config.kv.page_tokens
         pages = max(streams * -(-tokens // per_page) for tokens, streams in needed)
+        requests = -(-pages // -(-context // per_page))
+        return plan_run(path, config, self.machine, context=context, requests=requests)
+
+    def _load(self, config: Config, path: Path, timer: OpTimer | None) -> Engine:
         return load_engine(
             path,
+            self.plan,
             backend=config.backend.name,
-            threads=config.backend.threads,
             activations=config.backend.activations,
-            context=context,
-            kv_dtype=config.kv.dtype,
-            kv_bytes=config.kv.size,
-            page_tokens=per_page,
-            chunk=self._chunk,
-            sequences=-(-pages // -(-context // per_page)),
             valid_tokens=_vocabulary(path),
             share_prefixes=False,  # repetitions must compute what they measure
             wrap=timer.wrap if timer else None,

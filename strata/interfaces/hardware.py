@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def this_machine(*, again: bool = False) -> HardwareProfile:
     Without a processor that Strata's kernels run on, or memory to measure with, speeds stay assumed.
     """
     found = examine_machine()
-    folder, key = cache_folder("auto") / "hardware", machine_key(found)
+    folder, key = _folder(), machine_key(found)
     known = None if again else load(folder, key)
     if known is None and found.processor.isa:
         try:
@@ -47,6 +48,16 @@ def this_machine(*, again: bool = False) -> HardwareProfile:
     return found if known is None else measured(found, known)
 
 
+def remembered_machine() -> HardwareProfile:
+    """This machine with the speeds that are remembered; else they stay assumed.
+
+    For what must start at once: measuring takes seconds and a buffer of a gigabyte.
+    """
+    found = examine_machine()
+    known = load(_folder(), machine_key(found))
+    return found if known is None else measured(found, known)
+
+
 def examine_machine() -> HardwareProfile:
     """This machine before any measurement; a processor without AVX2 has isa ""."""
     try:
@@ -54,6 +65,10 @@ def examine_machine() -> HardwareProfile:
         return probe(features["brand"], isa.choose_isa(features))
     except StrataError:
         return probe("unknown", "")
+
+
+def _folder() -> Path:
+    return cache_folder("auto") / "hardware"
 
 
 def _measure(machine: HardwareProfile) -> Measurement:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.config import Config, ConvertConfig
+from strata.config import Config
 from strata.core import Request
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
-from strata.errors import ConfigError, ContextOverflowError, UsageError
-from strata.interfaces.bundled import model_path
+from strata.errors import ConfigError, ContextOverflowError
+from strata.hardware.profile import HardwareProfile
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
-from strata.interfaces.importing import cache_folder, cached_store
+from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.messages import Message
-from strata.interfaces.progress import progress_bar
-from strata.interfaces.terminal import note
+from strata.interfaces.planning import plan_run
+from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
-from strata.store.manifest import MANIFEST, read_manifest
-from strata.store.options import ConvertOptions
+from strata.plan.plan import Plan
 from strata.store.verify import check_small_files
-from strata.store.writer import beside
 
 _MAX_TEMPLATE_BYTES = 1 << 22
 _FIRST_LOOK = 16  # characters per token of the context; few texts have more
@@ -55,6 +52,7 @@ class LoadedModel:
     """A model with its text side."""
 
     name: str
+    plan: Plan
     engine: Engine
     tokenizer: Tokenizer
     format: ChatFormat
@@ -99,66 +97,27 @@ class LoadedModel:
             size *= 4
 
 
-def open_model(config: Config) -> LoadedModel:
-    """The model that the configuration names; imported first if it is no store."""
+def open_model(config: Config, machine: HardwareProfile | None = None) -> LoadedModel:
+    """The model that the configuration names; imported first if it is no store.
+
+    machine: this one as it is known already; None: asked from the system, with remembered speeds.
+    """
     path = store_path(config)
     check_small_files(path)
     tokenizer = Tokenizer.load(path)
     format = ChatFormat(tokenizer, _template_source(config.chat.template))
     try:
-        engine = load_engine(
-            path,
-            backend=config.backend.name,
-            threads=config.backend.threads,
-            activations=config.backend.activations,
-            context=config.model.context,
-            kv_dtype=config.kv.dtype,
-            kv_bytes=config.kv.size,
-            page_tokens=config.kv.page_tokens,
-            chunk=config.engine.prefill_chunk,
-            sequences=config.engine.requests,
-            valid_tokens=tokenizer.vocab_size,
-        )
+        plan = plan_run(path, config, machine or remembered_machine())
     except ConfigError as error:
         raise ConfigError(f"{error.cause} ({config.where('model.context')})", remedy=error.remedy) from None
-    return LoadedModel(engine.decoder.spec.name, engine, tokenizer, format)
-
-
-def store_path(config: Config, *, text: bool = True) -> Path:
-    """The store of the model; anything but a store is converted into the cache on first use.
-
-    text: whether it must have a tokenizer; random token ids do without.
-    """
-    path = model_path(config.model.path)
-    if (path / MANIFEST).is_file():
-        return path
-    if beside(path, ".partial").exists() and not path.exists():
-        read_manifest(path)  # raises: says that the conversion is not finished and how to go on
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise UsageError(f"{path} is a configuration, not a model", remedy=f"--config {path}")
-    if not path.exists():
-        raise UsageError(
-            f"{path}: no such file or directory",
-            remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
-        )
-    begin = time.perf_counter()
-    with progress_bar("importing") as progress:
-        cache = cache_folder(config.model.cache_dir) / "models"
-        options = convert_options(config.convert)
-        store, report = cached_store(path, cache, options, progress, text=text)
-    if report is not None:
-        seconds = time.perf_counter() - begin
-        note(f"imported {path.name} in {seconds:.1f} s, kept in {store}")
-        for line in report.notes:
-            note(f"note: {line}")
-    return store
-
-
-def convert_options(asked: ConvertConfig) -> ConvertOptions:
-    """What a configuration asks of the converter."""
-    return ConvertOptions(
-        experts=asked.experts, shared=asked.shared, head=asked.head, embed=asked.embed, slices=asked.slices
+    engine = load_engine(
+        path,
+        plan,
+        backend=config.backend.name,
+        activations=config.backend.activations,
+        valid_tokens=tokenizer.vocab_size,
     )
+    return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
 
 
 def _template_source(setting: str) -> str | None:

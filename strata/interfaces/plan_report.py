@@ -38,6 +38,48 @@ def report(plan: Plan, machine: HardwareProfile, *, width: int | None = None, st
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
+def summary(plan: Plan, machine: HardwareProfile) -> str:
+    """What a run says when it starts: where things lie, and how fast it should be. Two or three lines."""
+    kv = plan.kv
+    lines = [
+        f"plan     {format_size(kv.nbytes)} of {kv.dtype} KV on the {kv.tier}: {kv.context} tokens x "
+        f"{kv.requests}; {_experts(plan)}{_threads(plan)}"
+    ]
+    if plan.device:
+        lines.append(f"device   {_device(plan)}")
+    decode, prefill = plan.predictions[0], plan.predictions[-1]
+    assumed = sorted(_assumed(plan, machine))
+    basis = f" (not measured: {', '.join(assumed)}; see strata doctor)" if assumed else ""
+    lines.append(
+        f"predict  decode {_rate(decode.tokens_per_second)} tokens/s at {decode.depth} tokens, prefill "
+        f"{_rate(prefill.tokens_per_second)}, limited by {_LANES[decode.bottleneck]}{basis}"
+    )
+    return "\n".join(lines)
+
+
+def _experts(plan: Plan) -> str:
+    """How many experts are where; "" for a dense model."""
+    if not plan.experts:
+        return ""
+    rest = plan.experts - plan.host.in_memory
+    return f"{plan.host.in_memory} experts in memory{f', {rest} on disk' if rest else ''}; "
+
+
+def _threads(plan: Plan) -> str:
+    where = f" on CPUs {format_cpu_list(plan.cpus)}" if plan.bind else ""
+    return f"{len(plan.cpus)} thread{'s' if len(plan.cpus) > 1 else ''}{where}"
+
+
+def _device(plan: Plan) -> str:
+    device = plan.device
+    assert device is not None
+    fixed = device.total - device.shared
+    return (
+        f"{format_size(device.total)}: {format_size(fixed)} of weights, workspace and reserve, "
+        f"{device.slots} to {device.slots_beside(0)} of {plan.experts} expert slots; misses: {plan.misses}"
+    )
+
+
 def _blocks(plan: Plan, machine: HardwareProfile) -> Iterator[Table | str]:
     yield f"{printable(plan.model)} on {printable(plan.machine)}"
     yield from _facts(plan)
@@ -133,8 +175,10 @@ def _remarks(plan: Plan, machine: HardwareProfile) -> Iterator[str]:
         yield f"not measured: {', '.join(assumed)}"
     if plan.device:
         yield "Strata has no device tier yet: a run uses the host alone, and none of this was run on a GPU."
-    for note in plan.notes:
-        yield f"note: {printable(note)}"
+    for text in plan.warnings:
+        yield f"warning: {printable(text)}"
+    for text in plan.notes:
+        yield f"note: {printable(text)}"
 
 
 def _assumed(plan: Plan, machine: HardwareProfile) -> Iterator[str]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from strata.backends.base import KvSpec
 from strata.config import Config
+from strata.engine.load import plan_store
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.bundled import model_path
 from strata.interfaces.importing import resolve_checkpoint
 from strata.interfaces.inspection import bare_config
-from strata.interfaces.models import convert_options
+from strata.interfaces.stores import convert_options
 from strata.model.footprint import (
     Contents,
     contents_of_checkpoint,
@@ -47,6 +48,27 @@ def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = No
     options = plan_options(config, depth)
     plan = make_plan(model, hardware, options)
     return advise(plan, model, hardware, options, _other_formats(path, contents, model, asked, config))
+
+
+def plan_run(
+    store: Path,
+    config: Config,
+    machine: HardwareProfile,
+    *,
+    context: int | None = None,
+    requests: int | None = None,
+) -> Plan:
+    """The plan that a run of this store obeys, which is what `strata plan` prints, without advice.
+
+    context, requests: instead of the configuration's. A graphics card stays idle: the device tier does not
+    exist yet. Raises StoreError and what `make_plan` raises.
+    """
+    options = dataclasses.replace(plan_options(config), device=False)
+    if context is not None:
+        options = dataclasses.replace(options, context=context)
+    if requests is not None:
+        options = dataclasses.replace(options, requests=requests)
+    return plan_store(store, machine, options, kv_dtype=config.kv.dtype, page_tokens=config.kv.page_tokens)
 
 
 def _contents(path: Path, options: ConvertOptions) -> Contents:
@@ -92,12 +114,14 @@ def _other_formats(
 def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
     """What a configuration asks of the planner."""
     kv, device, numa = config.kv, config.device, config.host.numa
+    # The reference's ops are small: on a busy machine torch's barriers made two threads 10 times slower.
+    threads = 1 if config.backend.name == "reference" else None
     return PlanOptions(
         context=config.model.context,
         requests=config.engine.requests,
         depth=depth,
         chunk=config.engine.prefill_chunk,
-        threads=config.backend.threads,
+        threads=config.backend.threads or threads,
         device=device.use != "none",
         device_memory=device.memory,
         reserve=device.reserve,

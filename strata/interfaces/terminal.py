@@ -33,6 +33,11 @@ def styled(stream: IO[str] | None) -> bool:
     )
 
 
+def watched() -> bool:
+    """Whether somebody reads remarks as they come: stderr is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def printable(text: str) -> str:
     """Text without control characters: a model's output or a file's name must not drive the terminal."""
     return "".join(c if c.isprintable() or c in _SAFE_CONTROLS else f"\\x{ord(c):02x}" for c in text)

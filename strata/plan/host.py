@@ -14,6 +14,8 @@ from strata.plan.plan import HostPlan, Part, SpreadBytes
 
 PROCESS_BYTES = 1 << 30
 """The interpreter, buffers, the system's own; assumed (`strata run` itself takes about 0.3 GiB)."""
+PROCESS_SHARE = 4
+"""On small machines that is a quarter of what is free: a plan must not refuse what would run."""
 _SPREADS: tuple[Spread, ...] = ("partition", "interleave", "replicate")
 
 
@@ -45,7 +47,7 @@ def host_memory(
     own = Part("shared weights", shared)
     if on_device:
         own = Part("embedding", 0 if model.tied else model.embedding)
-    fixed = (Part("process", PROCESS_BYTES), own)
+    fixed = (Part("process", min(PROCESS_BYTES, total // PROCESS_SHARE)), own)
     room = total - sum(part.nbytes for part in fixed)
     if room < model.page_bytes:
         raise CapacityError(

@@ -114,13 +114,15 @@ class Advice:
 class Plan:
     """Everything a run needs to know before it starts.
 
-    device None: the host computes all. misses: where experts are computed that are not on the device.
+    experts: routed ones of the whole model. device None: the host computes all. misses: where experts are
+    computed that are not on the device.
     threads: by node; bind False: on no particular CPUs. chunk: prompt tokens per step. routing: where the hit
-    rates come from. notes: sentences for the user.
+    rates come from. notes: sentences for the user; warnings: those on what was asked for and is not given.
     """
 
     model: str
     machine: str
+    experts: int
     device: DevicePlan | None
     host: HostPlan
     kv: KvPlan
@@ -131,6 +133,7 @@ class Plan:
     predictions: tuple[Prediction, ...]
     routing: str
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property

@@ -156,6 +156,7 @@ class _Planner:
         return Plan(
             model=self.model.name,
             machine=self.hardware.name,
+            experts=self.model.expert_count,
             device=draft.device,
             host=draft.host,
             kv=draft.kv,
@@ -165,7 +166,8 @@ class _Planner:
             bind=self.choice.bind,
             predictions=tuple(self._predictions(draft)),
             routing=self.curve.source if self.model.moe_layers else "",
-            notes=(*self.hardware.warnings, *self.choice.warnings, *self.model.notes, *notes),
+            notes=(*self.hardware.warnings, *self.model.notes, *notes),
+            warnings=self.choice.warnings,
         )
 
     def _predictions(self, draft: _Draft) -> Iterator[Prediction]:

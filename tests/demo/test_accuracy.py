@@ -18,7 +18,7 @@ from strata.backends.base import KvDtype
 from strata.config import Override, load_config
 from strata.engine.load import Activations, BackendName, make_backend
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
-from strata.interfaces.models import store_path
+from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.decoder import Decoder
 from strata.store.reader import Store

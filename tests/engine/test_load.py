@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strata.backends.base import KvSpec
+from strata.backends.base import KvDtype, KvSpec
 from strata.core import Request, SamplingParams
 from strata.engine.engine import Engine
-from strata.engine.load import kv_size, load_engine
+from strata.engine.load import load_engine, plan_store
 from strata.errors import CapacityError, ConfigError, StoreError
+from strata.hardware.numa import MemoryNode
+from strata.hardware.profile import HardwareProfile, Processor, Rate
 from strata.model.resolve import resolve
+from strata.plan.kv import KvNeed, kv_size
+from strata.plan.options import PlanOptions
 from strata.store.checkpoint import open_checkpoint
 from strata.store.convert import convert
 from strata.store.options import ConvertOptions
@@ -22,6 +26,7 @@ from strata.store.reader import Store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+NEED = KvNeed("tiny", longest=256, page_tokens=16, page_bytes=1000)
 PROMPT = [5, 77, 3, 120, 42]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
@@ -53,44 +58,70 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
+def machine(available: int = 1 << 30) -> HardwareProfile:
+    """Two cores, and as much free memory as told."""
+    node = MemoryNode(0, (0, 1), (0, 1), 1 << 30, 1 << 30)
+    processor = Processor("test", "avx2", Rate(1e11, "assumed"))
+    return HardwareProfile("test", processor, (node,), (Rate(2e10, "assumed"),), available)
+
+
+def load(store: Path, threads: int = 2, kv_dtype: KvDtype = "int8", **options: Any) -> Engine:
+    """An engine by the plan for that machine."""
+    plan = plan_store(store, machine(), PlanOptions(threads=threads), kv_dtype=kv_dtype)
+    return load_engine(store, plan, **options)
+
+
 def answer(engine: Engine) -> list[int]:
     return list(engine.generate(Request("a", PROMPT, GREEDY)))
 
 
 def test_both_backends_give_the_same_text(store: Path) -> None:
-    exact = load_engine(store, backend="cpu", activations="f32", threads=2, kv_dtype="f32", kv_bytes=1 << 24)
-    truth = load_engine(store, backend="reference", kv_dtype="f32", kv_bytes=1 << 24)
+    exact = load(store, backend="cpu", activations="f32", kv_dtype="f32")
+    truth = load(store, backend="reference", threads=1, kv_dtype="f32")
     assert answer(exact) == answer(truth)
 
 
-def test_defaults_answer(store: Path) -> None:
-    engine = load_engine(store)
-    assert engine.options.context == 256 and engine.options.valid_tokens == 128
+def test_the_engine_is_as_planned(store: Path) -> None:
+    options = PlanOptions(context=100, requests=3, chunk=7, threads=1)
+    plan = plan_store(store, machine(), options, kv_dtype="bf16", page_tokens=16)
+    engine = load_engine(store, plan)
+    found = engine.options
+    assert (found.context, found.pages, found.page_tokens) == (100, 3 * 7, 16)
+    assert (found.kv_dtype, found.chunk, found.valid_tokens) == ("bf16", 7, 128)
+    assert engine.decoder.backend.cpu.threads == 1 == len(plan.cpus)  # type: ignore[attr-defined]
     assert len(answer(engine)) == 12
 
 
+def test_what_was_asked_and_is_not_given_is_said(store: Path) -> None:
+    plan = plan_store(store, machine(), PlanOptions(threads=99))
+    with pytest.warns(RuntimeWarning, match="99 threads asked for, 2 CPUs allowed"):
+        load_engine(store, plan)
+
+
 def test_valid_tokens_bound_the_answer(store: Path) -> None:
-    limit = sorted(answer(load_engine(store)))[6]
-    engine = load_engine(store, valid_tokens=limit)
+    limit = sorted(answer(load(store)))[6]
+    engine = load(store, valid_tokens=limit)
     assert max(answer(engine)) < limit
 
 
-def test_no_torch_for_the_cpu_backend(store: Path) -> None:
+def test_no_torch_for_the_cpu_backend() -> None:
     """`strata run` must not wait seconds for torch."""
     code = (
-        "import sys; from strata.engine.load import load_engine; "
-        f"e = load_engine({str(store)!r}); assert 'torch' not in sys.modules"
+        "import sys; import strata.interfaces.models, strata.backends.cpu; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_no_store(tmp_path: Path) -> None:
+def test_what_is_no_store(store: Path, tmp_path: Path) -> None:
+    plan = plan_store(store, machine())
     with pytest.raises(StoreError):
-        load_engine(tmp_path)
+        load_engine(tmp_path, plan)
+    with pytest.raises(StoreError):
+        plan_store(tmp_path, machine())
 
 
 @pytest.mark.parametrize(
-    ("context", "kv_pages", "sequences", "expected"),
+    ("context", "kv_pages", "requests", "expected"),
     [
         (None, 100, 1, (256, 16)),
         (None, 10, 1, (160, 10)),
@@ -101,31 +132,28 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     ],
 )
 def test_size_of_the_kv_cache(
-    store: Path, context: int | None, kv_pages: int, sequences: int, expected: tuple[int, int]
+    context: int | None, kv_pages: int, requests: int, expected: tuple[int, int]
 ) -> None:
     """Pages of 16 tokens; the context asked for, or as much of the model's 256 as fits."""
-    spec = Store.open(store).spec
-    kv = KvSpec.of(spec, 16, "int8")
-    size = kv_size(spec, kv, context, kv_pages * kv.page_bytes, sequences)
+    size = kv_size(NEED, context, kv_pages * NEED.page_bytes, requests)
     assert (size.context, size.pages) == expected
 
 
-def test_sizes_that_cannot_be(store: Path) -> None:
-    spec = Store.open(store).spec
-    kv = KvSpec.of(spec, 16, "int8")
+def test_sizes_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"257 tokens, but .* was made for 256"):
-        kv_size(spec, kv, 257, 1 << 30, 1)
-    needed, budget = 2 * kv.page_bytes, 2 * kv.page_bytes - 1
+        kv_size(NEED, 257, 1 << 30, 1)
+    needed, budget = 2 * NEED.page_bytes, 2 * NEED.page_bytes - 1
     with pytest.raises(
         CapacityError, match=f"needs {needed} bytes for 1 x 32 tokens, {budget} are available"
     ):
-        kv_size(spec, kv, 32, budget, 1)
+        kv_size(NEED, 32, budget, 1)
     with pytest.raises(CapacityError, match=r"lower model\.context"):
-        kv_size(spec, kv, None, 0, 1)
+        kv_size(NEED, None, 0, 1)
 
 
-def test_auto_takes_half_of_the_free_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(Store.open(store).spec, context=1 << 20)
-    kv = KvSpec.of(spec, 16, "int8")
-    monkeypatch.setattr("strata.engine.load.available_bytes", lambda: 21 * kv.page_bytes)
-    assert kv_size(spec, kv, None, None, 1).context == 160
+def test_a_small_machine_shortens_the_context(store: Path) -> None:
+    """Half of what is free is the most that KV pages may take, and an eighth the least."""
+    kv = KvSpec.of(Store.open(store).spec, 16, "f32")
+    free = 20 * kv.page_bytes
+    plan = plan_store(store, machine(free), kv_dtype="f32", page_tokens=16)
+    assert 2 * 16 <= plan.kv.context <= 10 * 16

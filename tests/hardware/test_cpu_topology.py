@@ -148,3 +148,19 @@ def test_one_allowed_cpu_of_several() -> None:
         timeout=60,
     )
     assert done.stdout.strip() == f"1 ({last},) False", done.stderr
+
+
+def test_a_bound_thread_still_knows_the_process() -> None:
+    """A thread that stands on one CPU, as one does while it computes, plans for all the process has."""
+    code = (
+        "import os; from strata.hardware.cpu import choose_cpus; before = choose_cpus(); "
+        "os.sched_setaffinity(0, {max(os.sched_getaffinity(0))}); print(choose_cpus() == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_threads_are_bound_only_where_there_are_several_nodes() -> None:
+    one = CpuTopology((0, 1), (0, 1), (NumaNode(0, (0, 1)), NumaNode(1, ())), None)
+    assert not choose_cpus(machine=one).bind and choose_cpus(cpus=[1], machine=one).bind
+    assert choose_cpus(machine=one).describe() == "2 threads, unbound"

@@ -100,8 +100,11 @@ def _report(bench: Any, repetitions: int, *, warm: bool, form: str) -> None:
     import json
 
     from strata.interfaces import bench_report
+    from strata.interfaces.start import announce
     from strata.interfaces.terminal import note, printable
 
+    if form == "md":
+        announce(bench.plan, bench.machine)
     for case in bench.left_out:
         note(f"note: {case.label} is left out: the model's context is {bench.context} tokens")
     if warm:

@@ -121,10 +121,16 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
         raise UsageError("--json is for one answer, not for a chat", remedy="add --prompt")
     if not config.model.path:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
+    from strata.interfaces.hardware import remembered_machine
     from strata.interfaces.models import open_model
     from strata.interfaces.session import Session
+    from strata.interfaces.start import announce
 
-    session = Session(open_model(config), config, raw=raw)
+    machine = remembered_machine()
+    model = open_model(config, machine)
+    if not as_json:
+        announce(model.plan, machine)
+    session = Session(model, config, raw=raw)
     if prompt is not None:
         from strata.interfaces.once import answer_once
 

@@ -1,0 +1,16 @@
+"""What commands say on a terminal before they begin."""
+
+from __future__ import annotations
+
+from strata.hardware.profile import HardwareProfile
+from strata.interfaces.terminal import note, watched
+from strata.plan.plan import Plan
+
+
+def announce(plan: Plan, machine: HardwareProfile) -> None:
+    """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace."""
+    if not watched():
+        return
+    from strata.interfaces.plan_report import summary  # rich takes 60 ms
+
+    note(summary(plan, machine))

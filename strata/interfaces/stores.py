@@ -1,0 +1,53 @@
+"""From the option model.path to a store on disk; anything else is converted into the cache on first use."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from strata.config import Config, ConvertConfig
+from strata.errors import UsageError
+from strata.interfaces.bundled import model_path
+from strata.interfaces.importing import cache_folder, cached_store
+from strata.interfaces.progress import progress_bar
+from strata.interfaces.terminal import note
+from strata.store.manifest import MANIFEST, read_manifest
+from strata.store.options import ConvertOptions
+from strata.store.writer import beside
+
+
+def store_path(config: Config, *, text: bool = True) -> Path:
+    """The store of the model; anything but a store is converted into the cache on first use.
+
+    text: whether it must have a tokenizer; random token ids do without.
+    """
+    path = model_path(config.model.path)
+    if (path / MANIFEST).is_file():
+        return path
+    if beside(path, ".partial").exists() and not path.exists():
+        read_manifest(path)  # raises: says that the conversion is not finished and how to go on
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise UsageError(f"{path} is a configuration, not a model", remedy=f"--config {path}")
+    if not path.exists():
+        raise UsageError(
+            f"{path}: no such file or directory",
+            remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
+        )
+    begin = time.perf_counter()
+    with progress_bar("importing") as progress:
+        cache = cache_folder(config.model.cache_dir) / "models"
+        options = convert_options(config.convert)
+        store, report = cached_store(path, cache, options, progress, text=text)
+    if report is not None:
+        seconds = time.perf_counter() - begin
+        note(f"imported {path.name} in {seconds:.1f} s, kept in {store}")
+        for line in report.notes:
+            note(f"note: {line}")
+    return store
+
+
+def convert_options(asked: ConvertConfig) -> ConvertOptions:
+    """What a configuration asks of the converter."""
+    return ConvertOptions(
+        experts=asked.experts, shared=asked.shared, head=asked.head, embed=asked.embed, slices=asked.slices
+    )
