@@ -17,6 +17,7 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")
@@ -80,6 +81,20 @@ class BuildGroups(build_ext):
         return str(built)
 
 
+class CopyKernels(build_py):
+    """Installs the CUDA sources beside the module that compiles them on the user's machine."""
+
+    def run(self) -> None:
+        """Copy after the Python files; a checkout reads csrc/cuda itself."""
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / "strata" / "backends" / "cuda" / "kernels"
+        target.mkdir(parents=True, exist_ok=True)
+        for source in sorted((CSRC / "cuda").glob("*.cu*")):
+            self.copy_file(str(source), str(target / source.name))
+
+
 def newest_input(built: Path) -> float:
     """Modification time of the newest file that an object was made from (GCC's -MMD lists them)."""
     listed = built.with_suffix(".d")
@@ -104,5 +119,5 @@ if __name__ == "__main__":
     setup(
         packages=find_packages(include=["strata", "strata.*"]),
         ext_modules=[extension()],
-        cmdclass={"build_ext": BuildGroups},
+        cmdclass={"build_ext": BuildGroups, "build_py": CopyKernels},
     )

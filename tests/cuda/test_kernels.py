@@ -1,0 +1,27 @@
+"""Every kernel in the emulator, three orders of threads, all checks on, against the reference backend."""
+
+from __future__ import annotations
+
+import cases_norm
+import pytest
+from cases import Case
+from runners import EmulatedRunner
+
+from strata.backends.cuda.emulator import ORDERS, Order
+
+ALL = [*cases_norm.CASES]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_checked(case: Case, order: Order) -> None:
+    prepared = case.make()
+    EmulatedRunner(order).run(prepared.call)
+    prepared.check()
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_fast_build(case: Case) -> None:
+    prepared = case.make()
+    EmulatedRunner(checked=False).run(prepared.call)
+    prepared.check()
