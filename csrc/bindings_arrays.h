@@ -16,6 +16,7 @@ namespace py = pybind11;
 
 using F32 = py::array_t<float, py::array::c_style>;
 using I32 = py::array_t<int32_t, py::array::c_style>;
+using I64 = py::array_t<int64_t, py::array::c_style>;
 using U8 = py::array_t<uint8_t, py::array::c_style>;
 
 inline size_t size_of(const py::array& array) { return static_cast<size_t>(array.size()); }

@@ -7,18 +7,11 @@
 
 namespace strata::binding {
 
+using cpu::kKvAlignment;
+using cpu::KvGeometry;
 using cpu::KvLayer;
 using cpu::KvType;
 using cpu::SequenceView;
-
-static void check(const py::array& array, size_t bytes, const char* what) {
-    if (!(array.flags() & py::array::c_style))
-        throw py::value_error(std::string("kv_cache: ") + what + " are not contiguous");
-    if (!array.writeable()) throw py::value_error(std::string("kv_cache: ") + what + " are read-only");
-    const std::string bytes_of = std::string("bytes of ") + what;
-    require(static_cast<size_t>(array.nbytes()) == bytes, "kv_cache", bytes_of.c_str(),
-            static_cast<size_t>(array.nbytes()), bytes);
-}
 
 static KvType kv_type(const std::string& dtype) {
     if (dtype == "int8") return KvType::int8;
@@ -27,48 +20,50 @@ static KvType kv_type(const std::string& dtype) {
     throw py::value_error("kv dtype '" + dtype + "'");
 }
 
-static KvLayer kv_geometry(const std::string& dtype, size_t kv_heads, size_t key_dim, size_t value_dim,
-                           size_t page_tokens, bool value_in_key) {
-    return {kv_type(dtype), kv_heads, key_dim, value_dim, page_tokens,
-            value_in_key,   nullptr,  nullptr, nullptr,   nullptr};
+// All that a layer holds is less than the product of its sizes, 4 bytes each and padded.
+static void check(const KvGeometry& shape, size_t layers) {
+    require(shape.page_tokens > 0 && shape.page_tokens % 8 == 0, "kv_cache", "page_tokens", shape.page_tokens,
+            8);
+    require(shape.kv_heads > 0 && shape.key_dim > 0 && shape.value_dim > 0, "kv_cache", "its smallest size",
+            std::min({shape.kv_heads, shape.key_dim, shape.value_dim}), 1);
+    require(!shape.value_in_key || shape.value_dim <= shape.key_dim, "kv_cache", "value_dim", shape.value_dim,
+            shape.key_dim);
+    const size_t widest = std::max(shape.key_dim, shape.value_dim);
+    product("kv_cache", {layers, shape.kv_heads, shape.page_tokens, widest, 4 * kKvAlignment});
 }
 
-KvCache::KvCache(const std::string& dtype, size_t layers, size_t pages, size_t kv_heads, size_t key_dim,
-                 size_t value_dim, size_t page_tokens, bool value_in_key, py::array keys, py::array values,
-                 F32 key_scales, F32 value_scales)
-    : layers_(layers),
-      pages_(pages),
-      keys_(std::move(keys)),
-      values_(std::move(values)),
-      key_scales_(std::move(key_scales)),
-      value_scales_(std::move(value_scales)) {
-    geometry_ = kv_geometry(dtype, kv_heads, key_dim, value_dim, page_tokens, value_in_key);
-    const KvType type = geometry_.type;
-    require(page_tokens > 0 && page_tokens % 8 == 0, "kv_cache", "page_tokens", page_tokens, 8);
-    require(kv_heads > 0 && key_dim > 0 && value_dim > 0, "kv_cache", "its smallest size",
-            std::min({kv_heads, key_dim, value_dim}), 1);
-    require(!value_in_key || value_dim <= key_dim, "kv_cache", "value_dim", value_dim, key_dim);
-    const size_t element = geometry_.element_bytes();
-    const size_t slots = product("kv_cache", {layers, pages, kv_heads, page_tokens});
-    const size_t value_bytes = product("kv_cache", {slots, geometry_.stored_value_dim(), element});
-    check(keys_, product("kv_cache", {slots, geometry_.stored_key_dim(), element}), "keys");
-    check(values_, value_in_key ? 0 : value_bytes, "values");
-    check(key_scales_, type == KvType::int8 ? slots * sizeof(float) : 0, "key_scales");
-    check(value_scales_, type == KvType::int8 && !value_in_key ? slots * sizeof(float) : 0, "value_scales");
-}
-
-KvLayer KvCache::layer(size_t index) {
-    require(index < layers_, "kv_cache", "layer", index, layers_);
-    KvLayer view = geometry_;
-    const size_t slots = pages_ * view.kv_heads * view.page_tokens;
-    const size_t element = view.element_bytes();
-    view.keys = static_cast<uint8_t*>(keys_.mutable_data()) + index * slots * view.stored_key_dim() * element;
-    view.values = static_cast<uint8_t*>(values_.mutable_data()) +
-                  (view.value_in_key ? 0 : index * slots * view.stored_value_dim() * element);
-    if (view.type == KvType::int8) {
-        view.key_scales = key_scales_.mutable_data() + index * slots;
-        if (!view.value_in_key) view.value_scales = value_scales_.mutable_data() + index * slots;
+// Where each page begins. Every one lies inside the memory, on a multiple of kKvAlignment.
+static std::vector<uint8_t*> page_table(py::array& memory, const I64& offsets, size_t page_bytes) {
+    if (!(memory.flags() & py::array::c_style) || memory.itemsize() != 1)
+        throw py::value_error("kv_cache: the memory is not one piece of bytes");
+    if (!memory.writeable()) throw py::value_error("kv_cache: the memory is read-only");
+    const size_t total = size_of(memory);
+    uint8_t* base = static_cast<uint8_t*>(memory.mutable_data());
+    std::vector<uint8_t*> pages;
+    for (size_t i = 0; i < size_of(offsets); ++i) {
+        const int64_t at = offsets.data()[i];
+        require(at >= 0 && page_bytes <= total && static_cast<size_t>(at) <= total - page_bytes, "kv_cache",
+                "offset of a page", static_cast<size_t>(at), total);
+        const size_t astray = reinterpret_cast<uintptr_t>(base + at) % kKvAlignment;
+        require(astray == 0, "kv_cache", "bytes from a multiple of 64 to a page", astray, 0);
+        pages.push_back(base + at);
     }
+    return pages;
+}
+
+KvCache::KvCache(const KvGeometry& geometry, size_t layers, size_t layer_bytes, py::array memory,
+                 const I64& offsets)
+    : layers_(layers), shape_((check(geometry, layers), geometry)), memory_(std::move(memory)) {
+    require(layer_bytes == shape_.layer_bytes, "kv_cache", "bytes of a layer", layer_bytes,
+            shape_.layer_bytes);
+    pages_ = page_table(memory_, offsets, layers * layer_bytes);
+}
+
+KvLayer KvCache::layer(size_t index) const {
+    require(index < layers_, "kv_cache", "layer", index, layers_);
+    KvLayer view = shape_;
+    view.pages = pages_.data();
+    view.layer_at = index * view.layer_bytes;
     return view;
 }
 
@@ -119,18 +114,16 @@ void bind_kv(py::module_& m) {
              }),
              py::arg("first_row"), py::arg("count"), py::arg("start"), raw("pages"));
     py::class_<KvCache>(m, "KvCache")
-        .def(py::init<const std::string&, size_t, size_t, size_t, size_t, size_t, size_t, bool, py::array,
-                      py::array, F32, F32>(),
-             py::arg("dtype"), py::arg("layers"), py::arg("pages"), py::arg("kv_heads"), py::arg("key_dim"),
-             py::arg("value_dim"), py::arg("page_tokens"), py::arg("value_in_key"), raw("keys"),
-             raw("values"), raw("key_scales"), raw("value_scales"));
-    m.def(
-        "stored_kv_dims",
-        [](const std::string& dtype, size_t key_dim, size_t value_dim) {
-            const KvLayer shape = kv_geometry(dtype, 1, key_dim, value_dim, strata::cpu::kOctet, false);
-            return py::make_tuple(shape.stored_key_dim(), shape.stored_value_dim());
-        },
-        py::arg("dtype"), py::arg("key_dim"), py::arg("value_dim"));
+        .def(py::init([](const std::string& dtype, size_t layers, size_t kv_heads, size_t key_dim,
+                         size_t value_dim, size_t page_tokens, bool value_in_key, size_t layer_bytes,
+                         py::array memory, const I64& offsets) {
+                 const strata::cpu::KvGeometry shape{kv_type(dtype), kv_heads,    key_dim,
+                                                     value_dim,      page_tokens, value_in_key};
+                 return KvCache(shape, layers, layer_bytes, std::move(memory), offsets);
+             }),
+             py::arg("dtype"), py::arg("layers"), py::arg("kv_heads"), py::arg("key_dim"),
+             py::arg("value_dim"), py::arg("page_tokens"), py::arg("value_in_key"), py::arg("layer_bytes"),
+             raw("memory"), raw("offsets"));
     py::class_<Step>(m, "Step").def(py::init<py::object, std::vector<Sequence>, size_t, F32, F32>(),
                                     py::arg("cache"), py::arg("sequences"), py::arg("rows"), raw("cosines"),
                                     raw("sines"));

@@ -9,23 +9,23 @@
 
 namespace strata::binding {
 
-// The KV cache of a model. Python owns the arrays (one allocation each, all layers); this keeps them alive.
+// The KV cache of a model: pages anywhere in one piece of memory, which Python owns and this keeps alive.
 class KvCache {
   public:
-    KvCache(const std::string& dtype, size_t layers, size_t pages, size_t kv_heads, size_t key_dim,
-            size_t value_dim, size_t page_tokens, bool value_in_key, py::array keys, py::array values,
-            F32 key_scales, F32 value_scales);
+    // layer_bytes: what the caller takes a layer of a page to have; offsets: i64, where each page begins.
+    KvCache(const cpu::KvGeometry& geometry, size_t layers, size_t layer_bytes, py::array memory,
+            const I64& offsets);
 
     // ValueError for a layer that is not there.
-    cpu::KvLayer layer(size_t index);
-    size_t pages() const { return pages_; }
-    size_t page_tokens() const { return geometry_.page_tokens; }
+    cpu::KvLayer layer(size_t index) const;
+    size_t pages() const { return pages_.size(); }
+    size_t page_tokens() const { return shape_.page_tokens; }
 
   private:
-    size_t layers_, pages_;
-    cpu::KvLayer geometry_{};
-    py::array keys_, values_;
-    F32 key_scales_, value_scales_;
+    size_t layers_;
+    cpu::KvLayer shape_;
+    py::array memory_;
+    std::vector<uint8_t*> pages_;
 };
 
 struct Sequence {

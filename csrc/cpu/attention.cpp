@@ -61,17 +61,17 @@ void take_scratch(Arena& arena, const Op& op, Scratch& scratch) {
         op.cache.value_in_key ? arena.take<uint8_t>(op.dim * kBlockTokens * sizeof(float)) : nullptr;
 }
 
-void locate_octet(const Op& op, size_t page, size_t head, size_t slot, int octet, uint8_t* turned,
+void locate_octet(const Op& op, uint8_t* page, size_t head, size_t slot, int octet, uint8_t* turned,
                   KvBlock& block) {
     const KvLayer& cache = op.cache;
-    const size_t chunks = kOctet / cache.per_lane(), first = cache.block(page, head) + slot;
-    block.keys[octet] = cache.page_keys(page, head) + cache.key_offset(slot);
-    block.values[octet] = turned != nullptr
-                              ? turned + octet * chunks * kChunkBytes
-                              : cache.page_values(page, head) + slot / kOctet * chunks * kChunkBytes;
+    const size_t chunks = kOctet / cache.per_lane();
+    block.keys[octet] = cache.keys(page, head) + cache.key_offset(slot);
+    block.values[octet] = turned != nullptr ? turned + octet * chunks * kChunkBytes
+                                            : cache.values(page, head) + slot / kOctet * chunks * kChunkBytes;
     if (cache.type != KvType::int8) return;
-    block.key_scales[octet] = cache.key_scales + first;
-    block.value_scales[octet] = (turned != nullptr ? cache.key_scales : cache.value_scales) + first;
+    block.key_scales[octet] = cache.key_scales(page, head) + slot;
+    block.value_scales[octet] =
+        turned != nullptr ? block.key_scales[octet] : cache.value_scales(page, head) + slot;
 }
 
 // Addresses of a block's tokens, [first, end) at most; octets beyond repeat the first one's.
@@ -84,8 +84,8 @@ void locate(const Op& op, const QueryTile& tile, size_t first, uint8_t* turned, 
             ++index;
             slot = 0;
         }
-        locate_octet(op, static_cast<size_t>(tile.sequence->pages[index]), tile.kv_head, slot, octet, turned,
-                     block);
+        uint8_t* page = op.cache.block(static_cast<size_t>(tile.sequence->pages[index]));
+        locate_octet(op, page, tile.kv_head, slot, octet, turned, block);
     }
     for (; octet < kOctets; ++octet) {
         block.keys[octet] = block.keys[0];

@@ -68,11 +68,11 @@ void store(KvType type, const float* x, size_t dim, float scale, const Place& pl
     place(i, bytes);
 }
 
-void store_key(const KvLayer& cache, size_t page, size_t head, size_t slot, const float* x) {
+void store_key(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
     const bool codes = cache.type == KvType::int8;
     const float scale = codes ? scale_of(x, cache.key_dim) : 1.0f;
-    if (codes) cache.key_scales[cache.block(page, head) + slot] = scale;
-    uint8_t* base = cache.page_keys(page, head) + cache.key_offset(slot);
+    if (codes) cache.key_scales(block, head)[slot] = scale;
+    uint8_t* base = cache.keys(block, head) + cache.key_offset(slot);
     const size_t step = cache.key_lanes() * 4, n = cache.per_lane(), stored = cache.stored_key_dim();
     store(cache.type, x, cache.key_dim, scale, [&](size_t first, const uint8_t* bytes) {
         for (size_t i = first; i < std::min(first + kLanes, stored); i += n, bytes += 4) {
@@ -85,23 +85,23 @@ void store_key(const KvLayer& cache, size_t page, size_t head, size_t slot, cons
     });
 }
 
-void store_value(const KvLayer& cache, size_t page, size_t head, size_t slot, const float* x) {
+void store_value(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
     const bool codes = cache.type == KvType::int8;
     const float scale = codes ? scale_of(x, cache.value_dim) : 1.0f;
-    if (codes) cache.value_scales[cache.block(page, head) + slot] = scale;
+    if (codes) cache.value_scales(block, head)[slot] = scale;
     const size_t n = cache.per_lane(), width = cache.element_bytes();
     const size_t place = codes ? kCodePlace[slot % n] : slot % n;
-    uint8_t* base = cache.page_values(page, head) + slot / n * kChunkBytes + place * width;
+    uint8_t* base = cache.values(block, head) + slot / n * kChunkBytes + place * width;
     store(cache.type, x, cache.value_dim, scale, [&](size_t first, const uint8_t* bytes) {
         uint8_t* chunk = base + first / kLanes * cache.value_chunk_bytes();
         for (size_t i = 0; i < kLanes; ++i) std::memcpy(chunk + 4 * i, bytes + i * width, width);
     });
 }
 
-void append_token(const KvLayer& cache, size_t page, size_t slot, const float* k, const float* v) {
+void append_token(const KvLayer& cache, uint8_t* block, size_t slot, const float* k, const float* v) {
     for (size_t head = 0; head < cache.kv_heads; ++head) {
-        store_key(cache, page, head, slot, k + head * cache.key_dim);
-        if (!cache.value_in_key) store_value(cache, page, head, slot, v + head * cache.value_dim);
+        store_key(cache, block, head, slot, k + head * cache.key_dim);
+        if (!cache.value_in_key) store_value(cache, block, head, slot, v + head * cache.value_dim);
     }
 }
 
@@ -117,7 +117,7 @@ void kv_append(ThreadPool& pool, const KvLayer& cache, const SequenceView* seque
             for (size_t i = begin; i < end; ++i) {
                 const size_t position = seq.start + i, row = seq.first_row + i;
                 const size_t page = static_cast<size_t>(seq.pages[position / cache.page_tokens]);
-                append_token(cache, page, position % cache.page_tokens, k + row * key_width,
+                append_token(cache, cache.block(page), position % cache.page_tokens, k + row * key_width,
                              cache.value_in_key ? nullptr : v + row * value_width);
             }
         });

@@ -1,16 +1,18 @@
 // Geometry and addresses of the paged KV cache of one layer.
 //
-// A page holds `page_tokens` tokens, a multiple of 8. Per page and KV head, keys and values are stored as the
-// attention kernels read them, in chunks of 16 lanes x 32 bits (kernels/attention.h):
+// A page is one block of bytes, so that one copy moves it between tiers: layer after layer, and in a layer
+// the keys of all KV heads, their values, the scales of the keys and those of the values, each part from a
+// multiple of 64 bytes on. It holds `page_tokens` tokens, a multiple of 8. Per KV head, keys and values are
+// stored as the attention kernels read them, in chunks of 16 lanes x 32 bits (kernels/attention.h):
 //
 //     keys    [page_tokens / 16][key_dim / n][16 tokens][n elements]     n = 4 (int8), 2 (bf16), 1 (f32)
 //     values  [value_dim / 16][page_tokens / n][16 elements][n tokens]
 //
-// key_dim is padded to a multiple of n and value_dim to one of 16; the padding stays as zero bytes. Pages
-// with an odd number of octets have keys by 8 tokens instead of 16. int8 codes are stored plus 128, the four
-// of a lane in the order 0 2 1 3 (so that 16-bit halves hold 0, 1 and 2, 3), with one f32 scale per token and
-// head for keys and one for values. With value_in_key (MLA) there are no values: a value is the first
-// value_dim elements of its key.
+// key_dim is padded to a multiple of n and value_dim to one of 16. Pages with an odd number of octets have
+// keys by 8 tokens instead of 16. int8 codes are stored plus 128, the four of a lane in the order 0 2 1 3 (so
+// that 16-bit halves hold 0, 1 and 2, 3), with one f32 scale per token and head for keys and one for values.
+// With value_in_key (MLA) there are no values: a value is the first value_dim elements of its key. What a
+// page holds behind its last token is never used, so a page may begin with any bytes.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +26,34 @@ enum class KvType { int8, bf16, f32 };
 
 // Where element (or token) j of a 32-bit lane of int8 codes lies.
 constexpr size_t kCodePlace[] = {0, 2, 1, 3};
+// Parts of a page begin at multiples of this; so does every page.
+constexpr size_t kKvAlignment = 64;
 
-struct KvLayer {
+struct KvGeometry {
     KvType type;
     size_t kv_heads, key_dim, value_dim, page_tokens;
     bool value_in_key;
-    void *keys, *values;
-    float *key_scales, *value_scales;  // [pages][kv_heads][page_tokens]; int8 only
+};
+
+struct KvLayer : KvGeometry {
+    // Pages belong to the caller. pages[i] is where page i begins, layer_at the bytes from there to this
+    // layer.
+    uint8_t* const* pages = nullptr;
+    size_t layer_at = 0;
+    // Bytes of one head's keys and values, of one head's scales; from the layer's start to each part; all.
+    size_t head_key_bytes, head_value_bytes, head_scale_bytes;
+    size_t values_at, key_scales_at, value_scales_at, layer_bytes;
+
+    explicit KvLayer(const KvGeometry& shape) : KvGeometry(shape) {
+        const bool scaled = type == KvType::int8, stored = !value_in_key;
+        head_key_bytes = page_tokens * stored_key_dim() * element_bytes();
+        head_value_bytes = stored ? page_tokens * stored_value_dim() * element_bytes() : 0;
+        head_scale_bytes = scaled ? page_tokens * sizeof(float) : 0;
+        values_at = padded(kv_heads * head_key_bytes, kKvAlignment);
+        key_scales_at = values_at + padded(kv_heads * head_value_bytes, kKvAlignment);
+        value_scales_at = key_scales_at + padded(kv_heads * head_scale_bytes, kKvAlignment);
+        layer_bytes = value_scales_at + (stored ? value_scales_at - key_scales_at : 0);
+    }
 
     size_t element_bytes() const { return type == KvType::int8 ? 1 : type == KvType::bf16 ? 2 : 4; }
     size_t per_lane() const { return 4 / element_bytes(); }
@@ -39,17 +62,18 @@ struct KvLayer {
     size_t stored_value_dim() const { return padded(value_dim, kLanes); }
     size_t key_lanes() const { return page_tokens % kLanes == 0 ? kLanes : kOctet; }
 
-    // Bytes of a page and head begin here.
-    uint8_t* page_keys(size_t page, size_t head) const {
-        return static_cast<uint8_t*>(keys) + block(page, head) * stored_key_dim() * element_bytes();
+    // Where this layer of a page begins; from there to each part of a head.
+    uint8_t* block(size_t page) const { return pages[page] + layer_at; }
+    uint8_t* keys(uint8_t* block, size_t head) const { return block + head * head_key_bytes; }
+    uint8_t* values(uint8_t* block, size_t head) const { return block + values_at + head * head_value_bytes; }
+    float* key_scales(uint8_t* block, size_t head) const {
+        return reinterpret_cast<float*>(block + key_scales_at + head * head_scale_bytes);
     }
-    uint8_t* page_values(size_t page, size_t head) const {
-        return static_cast<uint8_t*>(values) + block(page, head) * stored_value_dim() * element_bytes();
+    float* value_scales(uint8_t* block, size_t head) const {
+        return reinterpret_cast<float*>(block + value_scales_at + head * head_scale_bytes);
     }
     // Bytes from the chunks of 16 elements of a page's values to those of the next 16.
     size_t value_chunk_bytes() const { return page_tokens / per_lane() * kChunkBytes; }
-    // Index of a page's and head's first token among the scales.
-    size_t block(size_t page, size_t head) const { return (page * kv_heads + head) * page_tokens; }
     // Bytes from a page's keys to those of `token`: its lane in the first chunk.
     size_t key_offset(size_t token) const {
         const size_t lanes = key_lanes();

@@ -20,7 +20,7 @@ OpCost cost_of(const Projection& projection, size_t rows) {
 }
 
 size_t token_bytes(const KvLayer& cache) {
-    const size_t dims = cache.key_dim + (cache.value_in_key ? 0 : cache.value_dim);
+    const size_t dims = cache.stored_key_dim() + (cache.value_in_key ? 0 : cache.stored_value_dim());
     const size_t scales = cache.type == KvType::int8 ? (cache.value_in_key ? 1 : 2) * sizeof(float) : 0;
     return cache.kv_heads * (dims * cache.element_bytes() + scales);
 }

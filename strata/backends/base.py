@@ -35,6 +35,12 @@ from strata.store.formats import PackedTensor
 
 KvDtype = Literal["int8", "bf16", "f32"]
 
+PAGE_ALIGNMENT = 64
+"""Bytes: KV pages and the parts of their layers begin at multiples of it."""
+_ELEMENT_BYTES: dict[KvDtype, int] = {"int8": 1, "bf16": 2, "f32": 4}
+_LANE_BYTES = 4
+_VALUE_LANES = 16
+
 
 @dataclass(frozen=True)
 class KvSpec:
@@ -42,7 +48,8 @@ class KvSpec:
 
     Keys are `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` per token and layer. With
     `value_in_key` (MLA) only keys are stored and the value is a key's first value_dim elements.
-    int8: one f32 scale per token and head for keys, another for values.
+    int8: one f32 scale per token and head for keys, another for values. A page is one block of bytes on every
+    tier: layer after layer, so that one copy moves a page and a layer of a page is one range.
     """
 
     layers: int
@@ -64,12 +71,26 @@ class KvSpec:
         return cls(spec.layers, 1, key, mla.kv_lora_rank, page_tokens, dtype, value_in_key=True)
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a page: keys, values, int8's scales of both, with all their padding.
+
+        The layout is csrc/cpu/kv_cache.h's, which refuses a cache of another size.
+        """
+        element = _ELEMENT_BYTES[self.dtype]
+        keys = _padded(self.key_dim * element, _LANE_BYTES)
+        values = 0 if self.value_in_key else _padded(self.value_dim, _VALUE_LANES) * element
+        scales = 4 if self.dtype == "int8" else 0
+        parts = (keys, values, scales, 0 if self.value_in_key else scales)
+        return sum(_padded(self.page_tokens * self.kv_heads * part, PAGE_ALIGNMENT) for part in parts)
+
+    @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
-        dim = self.key_dim + (0 if self.value_in_key else self.value_dim)
-        width = {"int8": 1, "bf16": 2, "f32": 4}[self.dtype]
-        scales = (1 if self.value_in_key else 2) * 4 if self.dtype == "int8" else 0
-        return self.layers * self.page_tokens * self.kv_heads * (dim * width + scales)
+        """Bytes of one page: all its layers, one after the other."""
+        return self.layers * self.layer_bytes
+
+
+def _padded(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 class Backend(Protocol):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from strata.backends import isa
 from strata.backends.composed import ComposedOps
 from strata.backends.cpu_layers import LayerOps
-from strata.hardware.cpu import CpuChoice, choose_cpus
+from strata.hardware.cpu import CpuChoice, choose_cpus, topology
 from strata.store.formats import FORMATS
 
 F32 = NDArray[np.float32]
@@ -54,6 +54,10 @@ class CpuBackend(LayerOps, ComposedOps):
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
         self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind)
+        # Threads of every node read every page: spread, a page is near for as many of them as possible.
+        nodes = topology().nodes
+        used = tuple(node.index for node in nodes if set(node.cpus) & set(chosen.cpus))
+        self.nodes = used if len(nodes) > 1 else ()
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every packed op with every weight format, attention with every KV dtype."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.cpu_tokens import CpuKvCache, TokenOps
+from strata.backends.cpu_kv import CpuKvCache
+from strata.backends.cpu_tokens import TokenOps
 from strata.backends.cpu_weights import CpuWeight, WeightOps
 from strata.backends.parts import (
     Attention,

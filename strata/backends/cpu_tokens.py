@@ -9,58 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvSpec
+from strata.backends.cpu_kv import CpuKvCache
 from strata.backends.parts import AttentionCall
 from strata.backends.rope import rope_tables
 from strata.core import Batch
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 
 F32 = NDArray[np.float32]
-_ELEMENT = {"int8": np.uint8, "bf16": np.uint16, "f32": np.float32}
-_LINE = 64  # bytes of a cache line
-
-
-class CpuKvCache:
-    """KV pages of all layers. Memory is taken from the system page by page as it is first written.
-
-    The layout within a page is csrc/cpu/kv_cache.h's.
-    """
-
-    def __init__(self, extension: Any, spec: KvSpec, pages: int) -> None:
-        tokens = spec.layers * pages * spec.kv_heads * spec.page_tokens
-        key_dim, value_dim = extension.stored_kv_dims(spec.dtype, spec.key_dim, spec.value_dim)
-        key_scales = tokens if spec.dtype == "int8" else 0
-        arrays = (
-            _aligned_zeros(tokens * key_dim, _ELEMENT[spec.dtype]),
-            _aligned_zeros(0 if spec.value_in_key else tokens * value_dim, _ELEMENT[spec.dtype]),
-            np.zeros(key_scales, np.float32),
-            np.zeros(0 if spec.value_in_key else key_scales, np.float32),
-        )
-        self.spec = spec
-        self._by_page = [array.reshape(spec.layers, pages, -1) for array in arrays if array.size]
-        self.handle = extension.KvCache(
-            spec.dtype,
-            spec.layers,
-            pages,
-            spec.kv_heads,
-            spec.key_dim,
-            spec.value_dim,
-            spec.page_tokens,
-            spec.value_in_key,
-            *arrays,
-        )
-
-    def copy_page(self, source: int, target: int) -> None:
-        """All layers of one page to another."""
-        for array in self._by_page:
-            array[:, target] = array[:, source]
-
-
-def _aligned_zeros(size: int, dtype: Any) -> NDArray[Any]:
-    """Zeros that begin with a cache line; the system gives their memory only when it is written."""
-    itemsize = np.dtype(dtype).itemsize
-    memory = np.zeros(size + _LINE // itemsize, dtype)
-    skipped = -memory.ctypes.data % _LINE // itemsize
-    return memory[skipped : skipped + size]
 
 
 class RopeCache:
@@ -81,10 +36,14 @@ class RopeCache:
 
 
 class TokenOps:
-    """The part of `CpuBackend` that works on tokens. `ops` is strata._C, `cpu` its threads and scratch."""
+    """The part of `CpuBackend` that works on tokens. `ops` is strata._C, `cpu` its threads and scratch.
+
+    nodes: where KV pages shall lie when there is more than one memory node; () = anywhere.
+    """
 
     ops: Any
     cpu: Any
+    nodes: tuple[int, ...]
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +90,7 @@ class TokenOps:
 
     def kv_cache(self, spec: KvSpec, pages: int) -> CpuKvCache:
         """Storage for `pages` pages; page_tokens must be a multiple of 8."""
-        return CpuKvCache(self.ops, spec, pages)
+        return CpuKvCache.allocate(self.ops, spec, pages, self.nodes)
 
     def copy_pages(self, cache: CpuKvCache, copies: Sequence[tuple[int, int]]) -> None:
         """One after the other."""

@@ -64,7 +64,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class PagedKv:
-    """The KV cache of one model: keys, and values unless they are part of the keys (MLA)."""
+    """The KV cache of one model: keys, and values unless they are part of the keys (MLA).
+
+    place: what memory it is, for the log.
+    """
+
+    place = "torch tensors"
 
     def __init__(self, spec: KvSpec, pages: int, dtype: torch.dtype) -> None:
         self.spec = spec

@@ -97,11 +97,10 @@ class Metrics:
 def step_bytes(decoder: Decoder, kv: KvSpec, works: Sequence[Work]) -> StepBytes:
     """Bytes of the decoder's latest forward pass, which computed `works`."""
     experts = sum(used * decoder.expert_bytes[layer] for layer, used in decoder.routes.used.items())
-    token_bytes = kv.page_bytes // (kv.layers * kv.page_tokens)
     tokens = sum(
         layers * _visible(work, window) for work in works for window, layers in decoder.windows.items()
     )
-    return StepBytes(decoder.shared_bytes, experts, tokens * token_bytes)
+    return StepBytes(decoder.shared_bytes, experts, tokens * kv.layer_bytes // kv.page_tokens)
 
 
 def _visible(work: Work, window: int) -> int:

@@ -130,7 +130,8 @@ def _attention(spec: ModelSpec, kv: KvSpec) -> Attention:
     return Attention(
         windows=tuple(windows),
         macs=spec.attention.heads * (kv.key_dim + kv.value_dim),
-        new_bytes=kv.page_bytes // (kv.page_tokens * kv.layers),
+        # Rounded up: only pages of an unusual number of tokens (no power of two) leave a rest.
+        new_bytes=-(-kv.layer_bytes // kv.page_tokens),
     )
 
 

@@ -237,11 +237,3 @@ def test_vectors_of_zeros_and_of_tiny_numbers(isa: str) -> None:
         result = Cache(CpuBackend(threads=1, isa_name=isa), shape, "int8", 70).attend(small)
         mean = small.v.reshape(70, 2, 128)[:, 0].mean(axis=0)  # type: ignore[union-attr]
         np.testing.assert_allclose(result[69, :128], mean, atol=0.01)
-
-
-def test_pages_begin_with_a_cache_line() -> None:
-    keys, values = extension().stored_kv_dims("int8", 18, 10)
-    assert (keys, values) == (20, 16)
-    assert extension().stored_kv_dims("f32", 18, 16) == (18, 16)
-    with pytest.raises(ValueError, match="kv dtype 'fp8'"):
-        extension().stored_kv_dims("fp8", 64, 64)

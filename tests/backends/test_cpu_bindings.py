@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strata.backends.base import PAGE_ALIGNMENT, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import extension
 from strata.plan.spec import RouterSpec
@@ -89,37 +90,50 @@ def test_experts_that_are_not_there_are_refused(
         experts(ids, active)
 
 
-KV = {"layers": 2, "pages": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 8, "page_tokens": 8}
-SLOTS = KV["layers"] * KV["pages"] * KV["kv_heads"] * KV["page_tokens"]
-_, STORED_VALUE = EXTENSION.stored_kv_dims("f32", KV["key_dim"], KV["value_dim"])
+def cache_lines(nbytes: int) -> Any:
+    """Zero bytes that begin at a multiple of 64."""
+    memory = np.zeros(nbytes + PAGE_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % PAGE_ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+KV = {"layers": 2, "kv_heads": 2, "key_dim": 16, "value_dim": 8, "page_tokens": 8}
+LAYER_BYTES = KvSpec(**KV, dtype="f32").layer_bytes  # type: ignore[arg-type]
+MEMORY = cache_lines(4 * 2 * LAYER_BYTES)
+OFFSETS = np.arange(4) * 2 * LAYER_BYTES
 
 
 def kv_cache(**changed: Any) -> Any:
-    """An f32 KvCache of KV's geometry."""
-    nothing = np.zeros(0, np.float32)
-    arrays = {
-        "keys": np.zeros(SLOTS * KV["key_dim"], np.float32),
-        "values": np.zeros(SLOTS * STORED_VALUE, np.float32),
-    }
-    sizes = {**KV, "value_in_key": False, **arrays, "key_scales": nothing, "value_scales": nothing}
-    return EXTENSION.KvCache(dtype="f32", **{**sizes, **changed})
+    """An f32 KvCache of KV's geometry: four pages."""
+    given = {**KV, "value_in_key": False, "layer_bytes": LAYER_BYTES, "memory": MEMORY, "offsets": OFFSETS}
+    return EXTENSION.KvCache(**{"dtype": "f32", **given, **changed})
 
 
 def read_only(values: Any) -> Any:
-    values.flags.writeable = False
-    return values
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kv_heads": 0, "keys": np.zeros(0), "values": np.zeros(0)}, "smallest size is 0, expected 1"),
-        ({"key_dim": 0, "keys": np.zeros(0)}, "smallest size is 0, expected 1"),
-        ({"value_in_key": True, "value_dim": 17, "values": np.zeros(0)}, "value_dim is 17, expected 16"),
-        ({"pages": 1 << 62}, "beyond 64 bits"),
-        ({"pages": 1 << 61, "kv_heads": 8, "keys": np.zeros(0), "values": np.zeros(0)}, "beyond 64 bits"),
-        ({"keys": np.zeros(2 * SLOTS * 16, np.float32)[::2]}, "keys are not contiguous"),
-        ({"values": read_only(np.zeros(SLOTS * STORED_VALUE, np.float32))}, "values are read-only"),
+        ({"dtype": "fp8"}, "kv dtype 'fp8'"),
+        ({"kv_heads": 0}, "smallest size is 0, expected 1"),
+        ({"key_dim": 0}, "smallest size is 0, expected 1"),
+        ({"page_tokens": 12}, "page_tokens is 12, expected 8"),
+        ({"value_in_key": True, "value_dim": 17}, "value_dim is 17, expected 16"),
+        ({"layers": 1 << 62}, "beyond 64 bits"),
+        ({"key_dim": 1 << 61, "kv_heads": 8}, "beyond 64 bits"),
+        ({"layer_bytes": LAYER_BYTES - 64}, "bytes of a layer"),
+        ({"layers": 3}, "offset of a page"),
+        ({"offsets": OFFSETS + 64}, "offset of a page"),
+        ({"offsets": OFFSETS - 64}, "offset of a page"),
+        ({"offsets": np.array([(1 << 63) - 1])}, "offset of a page"),
+        ({"offsets": OFFSETS[:1] + 32}, "bytes from a multiple of 64 to a page is 32, expected 0"),
+        ({"memory": np.zeros((4, 4 * LAYER_BYTES), np.uint8)[:, ::2]}, "not one piece of bytes"),
+        ({"memory": np.zeros(8 * LAYER_BYTES, np.uint16)}, "not one piece of bytes"),
+        ({"memory": read_only(MEMORY)}, "the memory is read-only"),
     ],
     ids=str,
 )

@@ -31,25 +31,21 @@ struct Case {
     bool value_in_key;
 };
 
-// A cache whose arrays end where they must.
+// A cache whose pages lie apart and end where they must.
 struct Memory {
-    std::unique_ptr<uint8_t[]> keys, values;
-    std::unique_ptr<float[]> key_scales, value_scales;
+    std::vector<std::unique_ptr<uint8_t[]>> blocks;
+    std::vector<uint8_t*> pages;
     KvLayer layer;
 
-    Memory(const Case& c, size_t pages) {
-        layer = {c.type,         c.kv_heads, c.key_dim, c.value_dim, c.page_tokens,
-                 c.value_in_key, nullptr,    nullptr,   nullptr,     nullptr};
-        const size_t slots = pages * c.kv_heads * c.page_tokens, width = layer.element_bytes();
-        const bool stored = !c.value_in_key, scaled = c.type == KvType::int8;
-        keys.reset(new uint8_t[slots * layer.stored_key_dim() * width]());
-        values.reset(new uint8_t[stored ? slots * layer.stored_value_dim() * width : 0]());
-        key_scales.reset(new float[scaled ? slots : 0]());
-        value_scales.reset(new float[scaled && stored ? slots : 0]());
-        layer.keys = keys.get();
-        layer.values = values.get();
-        layer.key_scales = key_scales.get();
-        layer.value_scales = value_scales.get();
+    Memory(const Case& c, size_t count)
+        : layer({c.type, c.kv_heads, c.key_dim, c.value_dim, c.page_tokens, c.value_in_key}) {
+        // The second of two layers.
+        layer.layer_at = layer.layer_bytes;
+        for (size_t i = 0; i < count; i++) {
+            blocks.emplace_back(new uint8_t[2 * layer.layer_bytes]());
+            pages.push_back(blocks.back().get());
+        }
+        layer.pages = pages.data();
     }
 };
 

@@ -58,12 +58,12 @@ void matrix_product(Cpu& cpu, int tokens) {
 void attend(Cpu& cpu, size_t rows, size_t past) {
     constexpr size_t kHeads = 8, kKvHeads = 2, kDim = 128, kPageTokens = 32;
     const size_t tokens = past + rows, pages = (tokens + kPageTokens - 1) / kPageTokens;
-    const size_t heads = pages * kKvHeads * kPageTokens;  // one per token and head
-    std::vector<uint8_t> keys(heads * kDim), values(heads * kDim);
-    std::vector<float> key_scales(heads), value_scales(heads), out(rows * kHeads * kDim);
-    const KvLayer cache{
-        KvType::int8,      kKvHeads,           kDim, kDim, kPageTokens, false, keys.data(), values.data(),
-        key_scales.data(), value_scales.data()};
+    KvLayer cache({KvType::int8, kKvHeads, kDim, kDim, kPageTokens, false});
+    std::vector<uint8_t> memory(pages * cache.layer_bytes);
+    std::vector<uint8_t*> blocks(pages);
+    for (size_t i = 0; i < pages; i++) blocks[i] = memory.data() + i * cache.layer_bytes;
+    cache.pages = blocks.data();
+    std::vector<float> out(rows * kHeads * kDim);
     std::vector<int32_t> table(pages);
     for (size_t i = 0; i < pages; i++) table[i] = static_cast<int32_t>(i);
     const SequenceView all{0, tokens, 0, table.data()}, asking{0, rows, past, table.data()};
