@@ -47,7 +47,7 @@ class CpuKvCache:
 
     @classmethod
     def allocate(cls, extension: Any, spec: KvSpec, pages: int, nodes: Sequence[int] = ()) -> CpuKvCache:
-        """`pages` pages one after the other in an arena of their own. nodes: memory nodes to spread it over."""
+        """`pages` pages one after the other in an arena of their own, spread over memory nodes `nodes`."""
         arena = host_arena(pages * spec.page_bytes, nodes)
         offsets = np.arange(pages, dtype=np.int64) * spec.page_bytes
         return cls(extension, spec, arena.memory, offsets, arena.describe())
