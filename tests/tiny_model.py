@@ -10,7 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.backends.base import Backend
+from strata.backends.cpu import CpuBackend
 from strata.core import ExpertId
+from strata.engine.load import Activations, BackendName
 from strata.plan.spec import AttentionSpec, ExpertSpec, MlaSpec, ModelSpec, RopeSpec, RouterSpec
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape, PackedTensor, padded
@@ -20,6 +23,15 @@ from strata.store.quantize import quantize
 BF16 = FORMATS["bf16"]
 HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 32, 50, 4, 2, 16
 DENSE_WIDTH, EXPERT_WIDTH, SHARED_WIDTH, EXPERTS, TOP_K = 24, 16, 24, 8, 2
+
+
+def make_backend(name: BackendName, threads: int | None, activations: Activations) -> Backend:
+    """A backend without a plan."""
+    if name == "cpu":
+        return CpuBackend(threads, activations)
+    from strata.backends.reference import ReferenceBackend
+
+    return ReferenceBackend(threads=threads or 1)
 
 
 def moe_spec(layers: int = 2, **changes: object) -> ModelSpec:

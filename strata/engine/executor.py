@@ -45,7 +45,7 @@ def build_batch(works: List[Work]) -> Batch:
     logit_rows: list[int] = []
     for work in works:
         request, stop = work.request, work.start + work.count
-        sequences.append(Sequence(len(token_ids), work.count, work.start, _int32(request.pages)))
+        sequences.append(Sequence(len(token_ids), work.count, work.start, _int32(work.table)))
         token_ids += request.tokens[work.start : stop]
         positions += range(work.start, stop)
         if work.completes:
@@ -53,5 +53,5 @@ def build_batch(works: List[Work]) -> Batch:
     return Batch(_int32(token_ids), _int32(positions), tuple(sequences), _int32(logit_rows))
 
 
-def _int32(values: list[int]) -> NDArray[np.int32]:
+def _int32(values: List[int]) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from strata.core import FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
@@ -14,14 +16,16 @@ from strata.memory.kv_pages import KvPages, PageCopy
 class Work:
     """Tokens [start, start + count) of one request: the next ones that are not computed yet.
 
-    completes: all known tokens are computed afterwards, so that the next one can be sampled. copy: to be made
-    before any token of the step is computed, in the order of the works.
+    completes: all known tokens are computed afterwards, so that the next one can be sampled. table: where the
+    backend finds the request's pages. copy: to be made before any token of the step is computed, in the order
+    of the works; places of the backend, too.
     """
 
     request: Request
     start: int
     count: int
     completes: bool
+    table: Sequence[int]
     copy: PageCopy | None = None
 
     @property
@@ -30,19 +34,106 @@ class Work:
         return self.start < len(self.request.prompt)
 
 
+class Placement(Protocol):
+    """Where the pages of those who take part in a step are: `kv_tiers.KvTiers`, or `OnePlace`."""
+
+    def begin_step(self) -> None:
+        """Before the first seat of a step."""
+        ...
+
+    def end_step(self) -> None:
+        """After the last one."""
+        ...
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a new request with so many tokens could be seated."""
+        ...
+
+    def seat(self, request: Request, tokens: int) -> bool:
+        """Make the request's pages usable, and give it pages for `tokens` tokens; False: others sit there."""
+        ...
+
+    def unseat(self, request: Request) -> None:
+        """Its pages may be moved away; harmless when it has no seat."""
+        ...
+
+    def is_seated(self, request: Request) -> bool:
+        """Whether it has a seat."""
+        ...
+
+    def table(self, request: Request) -> Sequence[int]:
+        """Where the backend finds the pages of a request with a seat."""
+        ...
+
+    def copied(self, request: Request, copy: PageCopy) -> PageCopy | None:
+        """The same copy in the backend's places, None if there is none to make. May lower `computed`."""
+        ...
+
+
+class OnePlace:
+    """A page is where its number says, and all have room together."""
+
+    def __init__(self, pages: KvPages) -> None:
+        self._pages = pages
+
+    def begin_step(self) -> None:
+        """Nothing moves."""
+
+    def end_step(self) -> None:
+        """Nothing moves."""
+
+    def has_room(self, tokens: int) -> bool:
+        """What was promised is there."""
+        return True
+
+    def seat(self, request: Request, tokens: int) -> bool:
+        """Only what is lacking must be taken."""
+        self._pages.extend(request, tokens)
+        return True
+
+    def unseat(self, request: Request) -> None:
+        """Pages stay."""
+
+    def is_seated(self, request: Request) -> bool:
+        """Nobody is ever without a seat."""
+        return True
+
+    def table(self, request: Request) -> Sequence[int]:
+        """The pages themselves."""
+        return request.pages
+
+    def copied(self, request: Request, copy: PageCopy) -> PageCopy | None:
+        """The same."""
+        return copy
+
+
 class Scheduler:
     """Requests wait in one queue and run in order of admission.
 
     context: tokens of prompt and answer together, at most. chunk: prompt tokens per step over all
     requests; decoding requests take part in every step. A request is admitted when its worst case fits
     the unpromised pages and, with it, at most `max_running` run.
+
+    With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for those
+    whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their seats and
+    go on later, from where they were. Nobody overtakes an older request, so the oldest always comes to its end.
     """
 
-    def __init__(self, pages: KvPages, context: int, chunk: int, max_running: int) -> None:
+    def __init__(
+        self,
+        pages: KvPages,
+        context: int,
+        chunk: int,
+        max_running: int,
+        placement: Placement | None = None,
+        most_pages: int | None = None,
+    ) -> None:
         self.pages = pages
         self.context = context
         self.chunk = chunk
         self.max_running = max_running
+        self.placement = placement or OnePlace(pages)
+        self.most_pages = pages.total if most_pages is None else most_pages
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -54,10 +145,10 @@ class Scheduler:
         """
         if len(request.prompt) >= self.context:
             raise ContextOverflowError(len(request.prompt), self.context)
-        needed = self.pages.pages_for(self.worst_case(request))
-        if needed > self.pages.total:
+        needed, there = self.pages.pages_for(self.worst_case(request)), min(self.most_pages, self.pages.total)
+        if needed > there:
             raise CapacityError(
-                f"the request may need {needed} KV pages, there are {self.pages.total}",
+                f"the request may need {needed} KV pages, there are {there}",
                 remedy="lower max_tokens, or give the KV cache more pages",
             )
         self.waiting.append(request)
@@ -69,40 +160,70 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The work of the next step, in order of admission; pages cover it. Empty when nothing waits."""
-        budget = self.chunk
-        works: list[Work] = []
+        self.placement.begin_step()
         for request in self.running:
             self.pages.publish(request)
-            work = _next_work(request, budget)
-            if work.count:
-                works.append(work)
-                budget -= work.count if work.is_prefill else 0
-        while budget > 0 and self._admissible():
-            request = self.waiting.popleft()
-            copy = self.pages.reserve(request, self.worst_case(request))
-            self.running.append(request)
-            works.append(_next_work(request, budget, copy))
+        works: list[Work] = []
+        budget, all_seated = self._go_on(works)
+        while all_seated and budget > 0 and self._admissible():
+            works.append(self._admit(budget))
             budget -= works[-1].count
-        for work in works:
-            self.pages.extend(work.request, work.start + work.count)
+        self.placement.end_step()
         return works
 
     def remove(self, request: Request) -> None:
         """Forget a request that ended, wherever it is, and free its pages."""
         self.running = [other for other in self.running if other is not request]
         self.waiting = deque(other for other in self.waiting if other is not request)
+        self.placement.unseat(request)
         self.pages.release(request, keep=request.finish_reason is not FinishReason.ERROR)
 
+    def _go_on(self, works: list[Work]) -> tuple[int, bool]:
+        """Work of those who run already. Prompt tokens that are left for others; whether everybody sits."""
+        budget = self.chunk
+        for request in self.running:
+            count = _next_count(request, budget)
+            if not count:
+                continue
+            if not self._seat(request, request.computed + count):
+                return budget, False
+            works.append(self._work(request, count))
+            budget -= count if works[-1].is_prefill else 0
+        return budget, True
+
+    def _seat(self, request: Request, tokens: int) -> bool:
+        """Seat a request, if need be instead of younger ones, the youngest first."""
+        while not self.placement.seat(request, tokens):
+            younger = self.running[self.running.index(request) + 1 :]
+            victim = next((one for one in reversed(younger) if self.placement.is_seated(one)), None)
+            if victim is None:
+                return False
+            self.placement.unseat(victim)
+        return True
+
     def _admissible(self) -> bool:
-        """Whether the head of the queue may run: its worst case fits."""
+        """Whether the head of the queue may run: its worst case fits, and its prompt finds a seat now."""
         if not self.waiting or len(self.running) >= self.max_running:
             return False
-        return self.pages.fits(self.waiting[0], self.worst_case(self.waiting[0]))
+        head = self.waiting[0]
+        return self.pages.fits(head, self.worst_case(head)) and self.placement.has_room(len(head.tokens))
+
+    def _admit(self, budget: int) -> Work:
+        request = self.waiting.popleft()
+        copy = self.pages.reserve(request, self.worst_case(request))
+        self.running.append(request)
+        seated = self.placement.seat(request, request.computed + _next_count(request, budget))
+        assert seated, "there was room for the whole prompt"
+        made = None if copy is None else self.placement.copied(request, copy)
+        return self._work(request, _next_count(request, budget), made)
+
+    def _work(self, request: Request, count: int, copy: PageCopy | None = None) -> Work:
+        start = request.computed
+        completes = start + count == len(request.tokens)
+        return Work(request, start, count, completes, self.placement.table(request), copy)
 
 
-def _next_work(request: Request, budget: int, copy: PageCopy | None = None) -> Work:
-    """All uncomputed tokens of a request, prompt tokens at most `budget` of them."""
-    start = request.computed
-    remaining = len(request.tokens) - start
-    count = min(remaining, budget) if start < len(request.prompt) else remaining
-    return Work(request, start, count, count == remaining, copy)
+def _next_count(request: Request, budget: int) -> int:
+    """Uncomputed tokens of a request that come next: all, but prompt tokens at most `budget`."""
+    remaining = len(request.tokens) - request.computed
+    return min(remaining, budget) if request.computed < len(request.prompt) else remaining

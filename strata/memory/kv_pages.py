@@ -8,6 +8,7 @@ shared, and those that nobody holds any more are kept for the next request until
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,13 +41,16 @@ class _Account:
 class KvPages:
     """Page tables of all running requests over `total` pages of `page_tokens` tokens each.
 
-    share False: no request ever gets a page that another one computed.
+    share False: no request ever gets a page that another one computed. A page is a number: where its bytes
+    lie is the backend's business, or that of `kv_tiers`, which sets `on_blank` to learn which pages' bytes
+    nobody wants any more.
     """
 
     def __init__(self, total: int, page_tokens: int, share: bool = True) -> None:
         self.total = total
         self.page_tokens = page_tokens
         self.share = share
+        self.on_blank: Callable[[int], None] = lambda page: None
         # Last in, first out: a page just given back is the one whose bytes are still in the caches.
         self._blank = list(range(total - 1, -1, -1))
         # Nobody holds these, but they can be found; the one that was not used for the longest time is first.
@@ -65,6 +69,11 @@ class KvPages:
     def kept(self) -> int:
         """Free pages whose contents a later request may share."""
         return len(self._kept)
+
+    @property
+    def oldest_kept(self) -> int | None:
+        """The page that is forgotten next."""
+        return next(iter(self._kept), None)
 
     @property
     def unpromised(self) -> int:
@@ -146,6 +155,10 @@ class KvPages:
             self._drop(page)
         request.pages.clear()
 
+    def forget(self, page: int) -> None:
+        """Let a kept page, and those that were computed after it, be found no more."""
+        self._unpublish(page)
+
     def _match(self, request: Request) -> Match:
         return self._tree.match(request.tokens[:-1]) if self.share else Match()
 
@@ -156,12 +169,16 @@ class KvPages:
 
     def _copied(self, request: Request, source: int) -> PageCopy | None:
         """Copy on write: a page for the request that begins like `source`."""
+        if source in self._kept and self.free == 1:
+            # The last free page of all: its contents are where they should be.
+            self._tree.remove(source)
+            self._hold(source)
+            request.pages.append(source)
+            return None
         if source in self._kept:
             self._kept.move_to_end(source)
-        target = self._take()
-        request.pages.append(target)
-        # The last free page of all: its contents are where they should be.
-        return PageCopy(source, target) if target != source else None
+        request.pages.append(self._take())
+        return PageCopy(source, request.pages[-1])
 
     def _publish(self, account: _Account, request: Request, count: int) -> None:
         index = account.published
@@ -183,7 +200,7 @@ class KvPages:
         for gone in self._tree.remove(page):
             if gone in self._kept:
                 del self._kept[gone]
-                self._blank.append(gone)
+                self._blanked(gone)
 
     def _take(self) -> int:
         """A free page, blank ones first. Its contents are lost."""
@@ -204,7 +221,11 @@ class KvPages:
         if page in self._tree:
             self._kept[page] = None
         else:
-            self._blank.append(page)
+            self._blanked(page)
+
+    def _blanked(self, page: int) -> None:
+        self._blank.append(page)
+        self.on_blank(page)
 
     def check_integrity(self) -> None:
         """Every page is blank, kept or in as many tables as it has holders, and no table exceeds its promise.

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import make_backend
 
 from strata.backends.base import KvDtype
 from strata.config import Override, load_config
-from strata.engine.load import Activations, BackendName, make_backend
+from strata.engine.load import Activations, BackendName
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer

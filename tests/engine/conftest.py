@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from engines import make_decoders, make_engine
+from tiny_model import make_backend
 
 from strata.backends.reference import ReferenceBackend
 from strata.engine.engine import Engine
-from strata.engine.load import make_backend
 from strata.model.decoder import Decoder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
+from tiny_model import VOCAB, TinyStore, gpt_oss_spec, make_backend, mla_spec, moe_spec
 
 from strata.core import Batch, Sequence
 from strata.engine.bench import runs
@@ -30,7 +30,6 @@ from strata.engine.bench.figures import (
 from strata.engine.bench.ops import OpTimer
 from strata.engine.bench.runs import Bench, RandomTokens, limits_probe, tokens_needed
 from strata.engine.engine import Engine, EngineOptions
-from strata.engine.load import make_backend
 from strata.hardware.bandwidth import ReadBandwidth
 from strata.model.decoder import Decoder
 from strata.plan.spec import ModelSpec

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import VOCAB, TinyStore, moe_spec
+from tiny_model import VOCAB, TinyStore, make_backend, moe_spec
 
-from strata.engine.load import make_backend
 from strata.engine.perplexity import Predictions, Score, compare, predictions, score, split_windows
 from strata.model.decoder import Decoder
 
