@@ -68,7 +68,7 @@ class WeightOps:
         """Dense gated FFN."""
         if width != down.cols:
             raise ValueError(f"ffn: width {width}, columns of down {down.cols}")
-        kind = _gating(self.ops, gating)
+        kind = as_gating(self.ops, gating)
         result: F32 = self.ops.ffn(self.cpu, _f32(x), gate_up.packed, down.packed, kind, self.exact)
         return result
 
@@ -82,7 +82,7 @@ class WeightOps:
         active: Sequence[int] | None = None,
     ) -> F32:
         """Routed experts in ascending order of their index, slice after slice."""
-        kind = _gating(self.ops, gating)
+        kind = as_gating(self.ops, gating)
         chosen = np.ascontiguousarray(ids, dtype=np.int32)
         result: F32 = self.ops.experts(
             self.cpu, _f32(x), chosen, _f32(weights), self._table(bank), kind, self.exact, active
@@ -94,7 +94,7 @@ class WeightOps:
         return self._handles.of(bank, self._make_table)
 
     def _make_table(self, bank: ExpertBank) -> Any:
-        return self.ops.ExpertTable(_record_shape(self.ops, bank.layout), bank.count, bank.record)
+        return self.ops.ExpertTable(as_record_shape(self.ops, bank.layout), bank.count, bank.record)
 
 
 def _f32(x: NDArray[Any]) -> F32:
@@ -102,13 +102,13 @@ def _f32(x: NDArray[Any]) -> F32:
 
 
 @lru_cache(maxsize=64)
-def _gating(extension: ModuleType, gating: Gating) -> Any:
+def as_gating(extension: ModuleType, gating: Gating) -> Any:
     """The activation as C++ knows it."""
     return extension.Gating(gating.kind, gating.alpha, gating.limit)
 
 
 @lru_cache(maxsize=64)
-def _record_shape(extension: ModuleType, layout: ExpertLayout) -> Any:
+def as_record_shape(extension: ModuleType, layout: ExpertLayout) -> Any:
     """The layout's numbers as C++ knows them, checked there against its own arithmetic."""
     return extension.RecordShape(
         gate_up_code=layout.gate_up_format.code,

@@ -73,12 +73,14 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """The graphics card. memory: bytes of it that may be used, reserve: of them, kept free.
+    """The graphics card. use: "emulated" is one made of software, for tests and simulation: no speed.
+
+    memory: bytes of it that may be used, reserve: of them, kept free.
 
     workspace: the most that activations and buffers take; None: what a prefill chunk needs.
     """
 
-    use: Literal["auto", "none"] = "auto"
+    use: Literal["auto", "none", "emulated"] = "auto"
     memory: int | None = None
     reserve: int = 3 << 30
     workspace: int | None = None
@@ -169,7 +171,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "engine": {"prefill_chunk": Integer(1, 1 << 16), "requests": Integer(1, 1024)},
     "device": {
-        "use": Choice(("auto", "none")),
+        "use": Choice(("auto", "none", "emulated")),
         "memory": Size(low=1 << 28),
         "reserve": Size(low=0, auto=False),
         "workspace": Size(low=1 << 20),

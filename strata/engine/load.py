@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.engine import Engine, EngineOptions
+from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
 from strata.hardware.profile import HardwareProfile
 from strata.model.decoder import Decoder
@@ -47,12 +48,14 @@ def load_engine(
     valid_tokens: int | None = None,
     share_prefixes: bool = True,
     wrap: Callable[[Backend], Backend] | None = None,
+    emulate: HardwareProfile | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
     plan: made for this store and this machine (`plan_store`); context, KV pages, threads and chunk are its.
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. share_prefixes: see EngineOptions.
-    wrap: puts something before the backend, such as a clock.
+    wrap: puts something before the backend, such as a clock. emulate: the machine whose device is emulated
+    and for which the plan was made; None: the backend computes all.
     Raises StoreError, HardwareError (no usable processor).
     """
     store = Store.open(store_path)
@@ -67,7 +70,23 @@ def load_engine(
         share_prefixes=share_prefixes,
     )
     made = make_backend(backend, plan, activations)
+    if emulate is not None:
+        made = _hybrid(made, store, plan, emulate, options)
     return Engine(Decoder(spec, store, wrap(made) if wrap else made), options)
+
+
+def _hybrid(
+    made: Backend, store: Store, plan: Plan, machine: HardwareProfile, options: EngineOptions
+) -> Backend:
+    """The backend with an emulated device before it."""
+    from strata.backends.cpu import CpuBackend
+    from strata.engine.hybrid_load import emulated_backend
+
+    if not isinstance(made, CpuBackend):
+        raise ConfigError(
+            f"device.use is emulated and backend.name is {made.name}", remedy="use the cpu backend beside it"
+        )
+    return emulated_backend(made, store.spec, store, plan, machine, options)
 
 
 def make_backend(name: BackendName, plan: Plan, activations: Activations) -> Backend:

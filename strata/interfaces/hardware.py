@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from strata.backends import isa
 from strata.backends.cpu import CpuBackend
+from strata.config import Config
 from strata.errors import StrataError
 from strata.hardware.bandwidth import read_bandwidth
 from strata.hardware.measure import Measurement, load, machine_key, measure_nodes, measured, save
@@ -21,6 +23,7 @@ from strata.interfaces.importing import cache_folder
 from strata.interfaces.terminal import note
 from strata.store.formats import FORMATS, PackedShape, PackedTensor
 
+_EMULATED = "rtx3090-2x-e5-2680v4"
 _SECONDS = 0.25
 _ROWS, _COLS, _TOKENS = 4096, 2048, 256
 
@@ -56,6 +59,13 @@ def remembered_machine() -> HardwareProfile:
     found = examine_machine()
     known = load(_folder(), machine_key(found))
     return found if known is None else measured(found, known)
+
+
+def with_device(machine: HardwareProfile, config: Config) -> HardwareProfile:
+    """The machine that a configuration runs on: with device.use "emulated" it has the card of a profile."""
+    if config.device.use != "emulated":
+        return machine
+    return dataclasses.replace(machine, device=load_profile(_EMULATED).device)
 
 
 def examine_machine() -> HardwareProfile:

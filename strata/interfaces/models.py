@@ -14,7 +14,7 @@ from strata.errors import ConfigError, ContextOverflowError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
-from strata.interfaces.hardware import remembered_machine
+from strata.interfaces.hardware import remembered_machine, with_device
 from strata.interfaces.messages import Message
 from strata.interfaces.planning import plan_run
 from strata.interfaces.stores import store_path
@@ -103,11 +103,12 @@ def open_model(config: Config, machine: HardwareProfile | None = None) -> Loaded
     machine: this one as it is known already; None: asked from the system, with remembered speeds.
     """
     path = store_path(config)
+    machine = with_device(machine or remembered_machine(), config)
     check_small_files(path)
     tokenizer = Tokenizer.load(path)
     format = ChatFormat(tokenizer, _template_source(config.chat.template))
     try:
-        plan = plan_run(path, config, machine or remembered_machine())
+        plan = plan_run(path, config, machine)
     except ConfigError as error:
         raise ConfigError(f"{error.cause} ({config.where('model.context')})", remedy=error.remedy) from None
     engine = load_engine(
@@ -116,6 +117,7 @@ def open_model(config: Config, machine: HardwareProfile | None = None) -> Loaded
         backend=config.backend.name,
         activations=config.backend.activations,
         valid_tokens=tokenizer.vocab_size,
+        emulate=machine if config.device.use == "emulated" else None,
     )
     return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
 

@@ -60,10 +60,12 @@ def plan_run(
 ) -> Plan:
     """The plan that a run of this store obeys, which is what `strata plan` prints, without advice.
 
-    context, requests: instead of the configuration's. A graphics card stays idle: the device tier does not
-    exist yet. Raises StoreError and what `make_plan` raises.
+    context, requests: instead of the configuration's. A real graphics card stays idle: its kernels do not
+    exist yet; an emulated one holds the KV pages. Raises StoreError and what `make_plan` raises.
     """
     options = dataclasses.replace(plan_options(config), device=False)
+    if config.device.use == "emulated":
+        options = dataclasses.replace(options, device=True, kv_tier="device")
     if context is not None:
         options = dataclasses.replace(options, context=context)
     if requests is not None:

@@ -121,12 +121,12 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
         raise UsageError("--json is for one answer, not for a chat", remedy="add --prompt")
     if not config.model.path:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
-    from strata.interfaces.hardware import remembered_machine
+    from strata.interfaces.hardware import remembered_machine, with_device
     from strata.interfaces.models import open_model
     from strata.interfaces.session import Session
     from strata.interfaces.start import announce
 
-    machine = remembered_machine()
+    machine = with_device(remembered_machine(), config)
     model = open_model(config, machine)
     if not as_json:
         announce(model.plan, machine)

@@ -1,0 +1,279 @@
+"""The hybrid backend: a device does what it holds the weights for, the CPU what would be too slow to bring.
+
+Array validity: what an op returns lives in the workspace until the next `embedding`, which begins a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import KvSpec
+from strata.backends.cpu import CpuBackend
+from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
+from strata.backends.hybrid.device_ops import DeviceOps
+from strata.backends.hybrid.expert_flow import ExpertFlow
+from strata.backends.hybrid.expert_stream import ExpertStream
+from strata.backends.hybrid.experts_host import ExpertCall, ExpertSource, HostShare
+from strata.backends.hybrid.kernel_set import KernelSet
+from strata.backends.hybrid.kv_blocks import DeviceKv
+from strata.backends.hybrid.memory import HybridMemory
+from strata.backends.hybrid.options import DECODE_TOKENS, HybridOptions
+from strata.backends.hybrid.prefetch import Prefetcher
+from strata.backends.hybrid.readback import Readback
+from strata.backends.hybrid.slots import SlotLoader
+from strata.backends.hybrid.split import Split
+from strata.backends.hybrid.stream_buffers import StreamBuffers
+from strata.backends.parts import (
+    ExpertBank,
+    Experts,
+    FeedForward,
+    Gating,
+    Layer,
+    RoutedFfn,
+    Routes,
+)
+from strata.core import Batch
+from strata.device.base import Device
+from strata.errors import CapacityError
+from strata.memory.expert_cache import ExpertCache
+from strata.memory.experts import ExpertSpace
+from strata.memory.regions import aligned
+from strata.memory.transfer import Priority
+from strata.plan.spec import ModelSpec
+from strata.store.formats import PackedTensor
+
+F32 = NDArray[np.float32]
+
+
+class HybridBackend(DeviceOps):
+    """See `base.Backend` for what each op does. One model, whose KV cache is made once.
+
+    cpu: embeds tokens and computes experts; device: everything else. The caller closes the device, last.
+    """
+
+    name = "hybrid"
+
+    def __init__(
+        self, device: Device, kernels: KernelSet, cpu: CpuBackend, spec: ModelSpec, options: HybridOptions
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.kernels = kernels
+        self.cpu = cpu
+        self.spec = spec
+        self.options = options
+        self._static_bytes = 0
+        self._step = -1
+
+    def supports(self, op: str, fmt: str) -> bool:
+        """What the CPU backend supports."""
+        return self.cpu.supports(op, fmt)
+
+    # What the model is made of
+
+    def weight(self, tensor: PackedTensor) -> HybridWeight:
+        """A handle that keeps a view of `tensor.data` and room for it on the device."""
+        self._static_bytes += aligned(tensor.shape.nbytes)
+        return HybridWeight(tensor, self.cpu.weight(tensor))
+
+    def vector(self, values: NDArray[Any]) -> Vector:
+        """A copy on the host, and room on the device."""
+        made = Vector(self.cpu.vector(values))
+        self._static_bytes += aligned(made.nbytes)
+        return made
+
+    def kv_cache(self, spec: KvSpec, pages: int) -> DeviceKv:
+        """Cuts the device's memory: weights made so far, expert slots, `pages` KV pages, workspace.
+
+        CapacityError when it does not fit, or when it was done before.
+        """
+        if hasattr(self, "memory"):
+            raise CapacityError(
+                "a second KV cache is asked for, and the device's memory was cut for one",
+                remedy="make a backend for each engine",
+            )
+        options = self.options
+        self.memory = HybridMemory(self.device, self.spec, spec, pages, self._static_bytes, options)
+        self.source = ExpertSource(self.device, options.pinned)
+        self.cache = self._make_cache()
+        self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
+        if self.spec.experts is not None:
+            self._make_flow(self.spec.experts.router.top_k)
+        largest = max(options.rows * self.spec.hidden, options.logit_rows * self.spec.vocab)
+        self._results = self.device.host_alloc(largest * 4, "results")
+        self._result_event = self.device.event()
+        self.memory.begin_step()
+        return DeviceKv(self.memory.region, spec, pages)
+
+    def copy_pages(self, cache: DeviceKv, copies: Sequence[tuple[int, int]]) -> None:
+        """One after the other, on the compute stream."""
+        for target, source in cache.copies(copies):
+            self.device.copy(target, source, self.memory.compute, "copy of a page")
+
+    # A pass
+
+    def embedding(self, weight: HybridWeight, token_ids: NDArray[np.int32], scale: float) -> Matrix:
+        """Rows of the embedding, times scale, looked up by the host. A new pass begins."""
+        self.memory.begin_step()
+        rows = self.cpu.embedding(weight.host, token_ids, scale)
+        return self.memory.uploads.matrix(rows, self.memory.workspace, "embedding")
+
+    def run_layers(self, residual: Matrix, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
+        """residual through all layers, in place; the experts' place is decided layer by layer."""
+        self._begin(layers, batch)
+        routes = Routes({}, {})
+        for index, layer in enumerate(layers):
+            due = self._step * len(layers) + index
+            self.memory.queue.begin_layer(due)
+            self.loader.settle()
+            with self.memory.workspace.scope():
+                self.attend(residual, layer.attention, cache, batch)
+                if isinstance(layer.ffn, FeedForward):
+                    self.feed_forward(residual, layer.ffn)
+                else:
+                    after = layers[index + 1] if index + 1 < len(layers) else None
+                    ids = self._routed(residual, layer.ffn, after, due)
+                    routes.ids[index], routes.used[index] = ids, len(np.unique(ids))
+        self._end()
+        return routes
+
+    def experts(
+        self,
+        x: Matrix,
+        ids: NDArray[np.int32],
+        weights: F32,
+        bank: ExpertBank,
+        gating: Gating,
+        active: Sequence[int] | None = None,
+    ) -> Matrix:
+        """Routed experts of rows whose choice comes from the host."""
+        upload, workspace = self.memory.uploads.matrix, self.memory.workspace
+        chosen = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(weights, np.float32)
+        routes = DeviceRoutes(*(upload(values, workspace, "routes") for values in chosen))
+        self.source.know([bank])
+        self.readback.start(routes, x)
+        hidden = self.readback.finish().hidden
+        self.flow.release()
+        every = np.ones(x.rows, np.bool_)
+        call = ExpertCall(x, hidden, routes, *chosen, bank, gating, every)
+        return self.flow.finish(self.flow.begin(call, self.memory.queue.layer, active))
+
+    def route(self, logits: Matrix, spec: Any, select_bias: Vector | None) -> tuple[Any, Any]:
+        """The choice of every row, read back."""
+        self.readback.start(self.route_on_device(logits, spec, select_bias), None)
+        read = self.readback.finish()
+        return read.ids, read.weights
+
+    def to_numpy(self, x: Matrix) -> F32:
+        """A copy in host memory, when the device has computed it."""
+        pinned = self._results.slice(0, x.buffer.nbytes)
+        self.device.copy(pinned, x.buffer, self.memory.compute, "result")
+        self.device.record(self._result_event, self.memory.compute)
+        self.device.sync(self._result_event)
+        return self.device.host_read(pinned).view(np.float32).reshape(x.shape).copy()
+
+    def check_integrity(self) -> None:
+        """AssertionError when region, transfers or expert cache are not sound."""
+        self.memory.check_integrity()
+        self.cache.check_integrity()
+
+    def close(self) -> None:
+        """Wait for everything and unlock the experts' memory; the device can be closed then."""
+        if hasattr(self, "memory"):
+            self.memory.queue.drain()
+            self.device.sync(self.memory.compute)
+            self.source.close()
+
+    # Inside
+
+    def _make_cache(self) -> ExpertCache:
+        experts = self.spec.experts
+        count = experts.router.experts if experts is not None else 0
+        space = ExpertSpace(
+            tuple(count if self.spec.is_moe(layer) else 0 for layer in range(self.spec.layers))
+        )
+        options = self.options
+        slots = options.slots if experts is not None else 0
+        return ExpertCache(space, slots, options.policy, inserts_per_step=options.inserts_per_step)
+
+    def _make_flow(self, top_k: int) -> None:
+        device, memory, options, hidden = self.device, self.memory, self.options, self.spec.hidden
+        place = device, memory.compute
+        buffers = StreamBuffers(
+            *place, memory.queue, self.source, memory.workspace, options.slot_bytes, options.stream_experts
+        )
+        split = Split(options.misses, options.speeds)
+        share = HostShare(device, self.cpu, options.rows, hidden, options.simulated)
+        self.readback = Readback(*place, options.rows, hidden, top_k)
+        self.flow = ExpertFlow(self, self.loader, ExpertStream(buffers, self.loader, split), share, split)
+        guesses = Readback(*place, options.rows, hidden, top_k)
+        rate = options.speeds.to_device
+        self.prefetcher = Prefetcher(self, self.loader, guesses, options.prefetch, rate)
+
+    def _begin(self, layers: Sequence[Layer], batch: Batch) -> None:
+        self._step += 1
+        self.cache.begin_step()
+        self.source.know([layer.ffn.experts.bank for layer in layers if isinstance(layer.ffn, RoutedFfn)])
+        self._prepare(batch, list({layer.attention.spec.rope for layer in layers}))
+        counts = np.array([sequence.count for sequence in batch.sequences])
+        self._decoding = np.repeat(counts <= DECODE_TOKENS, counts)
+        if self.spec.experts is not None:
+            banks = [
+                (self._step * len(layers) + index, layer.ffn.experts.bank)
+                for index, layer in enumerate(layers)
+                if isinstance(layer.ffn, RoutedFfn)
+            ]
+            prompt = not self._decoding.all()
+            self.flow.stream.begin(banks if prompt else [], batch.rows, self.spec.experts.router.top_k)
+
+    def _end(self) -> None:
+        """Experts that were missed come in the background, as many as a step may bring."""
+        self.memory.uploads.end()
+        for claim in self.cache.admit_misses():
+            due = (self._step + 1) * self.spec.layers + claim.expert.layer
+            self.loader.load(claim, Priority.SPECULATIVE, due)
+        self.memory.queue.pump()
+
+    def _routed(self, residual: Matrix, part: RoutedFfn, after: Layer | None, due: int) -> NDArray[np.int32]:
+        """residual += experts; returns the choice. The shared expert computes while the choice travels."""
+        router, experts = part.router, part.experts
+        hidden = self._normed(residual, router.norm)
+        logits = self.plain_linear(hidden, router.matrix, router.bias)
+        routes = self.route_on_device(logits, router.spec, router.select_bias)
+        host_may_compute = self.options.misses != "fetch" and not self.flow.stream.active
+        self.readback.start(routes, hidden if host_may_compute else None)
+        shared = self._shared(hidden, experts)
+        self.prefetcher.collect()
+        read = self.readback.finish()
+        self.flow.release()
+        self.prefetcher.judge(experts.bank.layer, read.ids)
+        call = ExpertCall(
+            hidden, read.hidden, routes, read.ids, read.weights, experts.bank, experts.gating, self._decoding
+        )
+        flow = self.flow.begin(call, due)
+        self._guess(residual, after, experts.bank.layer + 1, due + 1)
+        output = self.flow.finish(flow)
+        self.prefetcher.collect()
+        if shared is not None:
+            self.add(output, shared)
+        self.add(residual, output, experts.scale)
+        return read.ids
+
+    def _guess(self, residual: Matrix, after: Layer | None, layer: int, due: int) -> None:
+        """Ask the next layer's router early, when it has one and tokens are being decoded."""
+        if self.options.prefetch > 1 or after is None or not isinstance(after.ffn, RoutedFfn):
+            return
+        if self._decoding.all():
+            self.prefetcher.ask(residual, after.ffn.router, layer, due)
+
+    def _shared(self, hidden: Matrix, part: Experts) -> Matrix | None:
+        if part.shared is None:
+            return None
+        shared: Matrix = self._dense(hidden, part.shared)
+        if part.shared_gate is None:
+            return shared
+        return self.scaled_by_sigmoid(shared, self.plain_linear(hidden, part.shared_gate))

@@ -1,0 +1,203 @@
+"""The hybrid backend's elementary ops: each takes its result from the workspace and launches kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.composed import ComposedOps
+from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector, require
+from strata.backends.hybrid.kernel_set import HeadColumns, KernelSet, KvPlaces, Launches
+from strata.backends.hybrid.kv_blocks import DeviceKv
+from strata.backends.hybrid.memory import HybridMemory
+from strata.backends.parts import AttentionCall, Gating
+from strata.backends.rope import rope_tables
+from strata.core import Batch
+from strata.device.base import Device
+from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
+
+
+class DeviceOps(ComposedOps):
+    """Part of HybridBackend. Everything is launched on one stream, in the order of the calls.
+
+    memory: as the first `kv_cache` cut it. label: of the ops to come, on the timeline.
+    """
+
+    device: Device
+    kernels: KernelSet
+    memory: HybridMemory
+    label = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Of the pass at hand: rope tables, and the table of pages of a batch.
+        self._ropes: dict[RopeSpec, tuple[Matrix, Matrix]] = {}
+        self._positions: NDArray[np.int32] | None = None
+        self._page_table: tuple[Batch, Any] | None = None
+
+    def rms_norm(self, x: Matrix, weight: Vector, eps: float) -> Matrix:
+        """Root-mean-square norm over groups of len(weight) columns."""
+        require("rms_norm", "columns", x.cols % len(weight), f"modulo {len(weight)} weights must be", 0)
+        out = self.new_matrix(x.rows, x.cols, "rms_norm")
+        self.launch(self.kernels.rms_norm(x, self.memory.static.matrix(weight), eps, out))
+        return out
+
+    def add(self, residual: Matrix, branch: Matrix, scale: float = 1.0) -> None:
+        """residual += scale * branch."""
+        if residual.shape != branch.shape:
+            raise ValueError(f"add: residual {residual.shape} but branch {branch.shape}")
+        self.launch(self.kernels.add(residual, branch, scale))
+
+    def scaled_by_sigmoid(self, x: Matrix, gate: Matrix) -> Matrix:
+        """x itself, which is changed."""
+        require("scaled_by_sigmoid", "rows of the gate", gate.rows, "rows of x", x.rows)
+        self.launch(self.kernels.scale_by_sigmoid(x, gate))
+        return x
+
+    def linear(self, x: Matrix, weight: HybridWeight, bias: Vector | None = None) -> Matrix:
+        """x W^T + bias."""
+        require("linear", "columns of x", x.cols, "columns of the weight", weight.cols)
+        static = self.memory.static
+        packed, added = static.packed(weight), static.matrix_if(bias)
+        out = self.new_matrix(x.rows, weight.rows, "linear")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.linear(x, packed, added, out, scratch))
+        return out
+
+    def plain_linear(self, x: Matrix, matrix: Vector, bias: Vector | None = None) -> Matrix:
+        """x W^T + bias with an unpacked matrix."""
+        static = self.memory.static
+        weights, added = static.matrix(matrix), static.matrix_if(bias)
+        require("plain_linear", "columns of x", x.cols, "columns of the matrix", weights.cols)
+        out = self.new_matrix(x.rows, weights.rows, "plain_linear")
+        self.launch(self.kernels.plain_linear(x, weights, added, out))
+        return out
+
+    def head_linear(self, x: Matrix, weight: HybridWeight, heads: int) -> Matrix:
+        """One small matrix per head."""
+        require("head_linear", "columns of x", x.cols, "heads * columns of the weight", heads * weight.cols)
+        packed = self.memory.static.packed(weight)
+        out = self.new_matrix(x.rows, weight.rows, "head_linear")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.head_linear(x, packed, heads, out, scratch))
+        return out
+
+    def take_rows(self, x: Matrix, rows: NDArray[np.int32]) -> Matrix:
+        """x[rows]."""
+        wanted = self.memory.uploads.matrix(rows.reshape(1, -1), self.memory.workspace, "rows")
+        out = self.new_matrix(len(rows), x.cols, "take_rows")
+        self.launch(self.kernels.take_rows(x, wanted, out))
+        self.memory.uploads.end()
+        return out
+
+    def split(self, x: Matrix, sizes: Sequence[int]) -> list[Matrix]:
+        """Column slices, copied."""
+        return self.split_heads(x, 1, sizes)
+
+    def join_heads(self, parts: Sequence[Matrix], heads: int) -> Matrix:
+        """Head h of the result is head h of every part, one after the other."""
+        sizes = [part.cols // heads for part in parts]
+        out = self.new_matrix(parts[0].rows, heads * sum(sizes), "join_heads")
+        for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+            target = HeadColumns(sum(sizes), end - size)
+            self.launch(self.kernels.copy_heads(part, HeadColumns(size, 0), out, target, heads, size))
+        return out
+
+    def split_heads(self, x: Matrix, heads: int, sizes: Sequence[int]) -> list[Matrix]:
+        """Inverse of join_heads."""
+        require("split_heads", "columns of x", x.cols, "heads * sum of the sizes", heads * sum(sizes))
+        parts = []
+        for size, end in zip(sizes, accumulate(sizes), strict=True):
+            part = self.new_matrix(x.rows, heads * size, "split_heads")
+            source = HeadColumns(sum(sizes), end - size)
+            self.launch(self.kernels.copy_heads(x, source, part, HeadColumns(size, 0), heads, size))
+            parts.append(part)
+        return parts
+
+    def prepare_heads(
+        self,
+        x: Matrix,
+        heads: int,
+        positions: NDArray[np.int32],
+        spec: AttentionSpec,
+        norm: Vector | None,
+        eps: float,
+    ) -> Matrix:
+        """Norm, clip, rotate; in place."""
+        require("prepare_heads", "positions", len(positions), "rows", x.rows)
+        tables, weight = self._rope(spec.rope, positions), self.memory.static.matrix_if(norm)
+        self.launch(self.kernels.prepare_heads(x, heads, tables, spec, weight, eps))
+        return x
+
+    def attention(
+        self, q: Matrix, k: Matrix, v: Matrix | None, cache: DeviceKv, batch: Batch, call: AttentionCall
+    ) -> Matrix:
+        """Append k and v, then causal attention."""
+        kv = cache.spec
+        require("attention", "columns of q", q.cols, "heads * key_dim", call.heads * kv.key_dim)
+        require("attention", "columns of k", k.cols, "kv_heads * key_dim", kv.kv_heads * kv.key_dim)
+        if (v is None) != kv.value_in_key:
+            raise ValueError(f"attention: v given is {v is not None}, value_in_key is {kv.value_in_key}")
+        sinks = self.memory.static.matrix_if(call.sinks)
+        cache.begin_layer(call.layer)
+        places = KvPlaces(call.layer, batch, cache, self._pages(cache, batch))
+        out = self.new_matrix(q.rows, call.heads * kv.value_dim, "attention")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.attention(q, k, v, places, call, sinks, out, scratch))
+        cache.end_layer(call.layer)
+        return out
+
+    def ffn(self, x: Matrix, gate_up: HybridWeight, down: HybridWeight, width: int, gating: Gating) -> Matrix:
+        """Dense gated FFN."""
+        require("ffn", "width", width, "columns of down", down.cols)
+        require("ffn", "columns of x", x.cols, "columns of gate_up", gate_up.cols)
+        first, second = self.memory.static.packed(gate_up), self.memory.static.packed(down)
+        out = self.new_matrix(x.rows, down.rows, "ffn")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.ffn(x, first, second, gating, out, scratch))
+        return out
+
+    def route_on_device(self, logits: Matrix, spec: RouterSpec, select_bias: Vector | None) -> DeviceRoutes:
+        """`route` whose result stays on the device."""
+        require("route", "columns of the logits", logits.cols, "experts", spec.experts)
+        ids, weights = (self.new_matrix(logits.rows, spec.top_k, what) for what in ("expert ids", "weights"))
+        routes, bias = DeviceRoutes(ids, weights), self.memory.static.matrix_if(select_bias)
+        self.launch(self.kernels.route(logits, spec, bias, routes))
+        return routes
+
+    def new_matrix(self, rows: int, cols: int, what: str) -> Matrix:
+        """Room in the workspace, until the scope at hand ends."""
+        return Matrix(self.memory.workspace.take(rows * cols * 4, what), rows, cols)
+
+    def launch(self, launches: Launches) -> None:
+        """Enqueue on the compute stream."""
+        for launch in launches:
+            self.device.launch(launch, self.memory.compute)
+
+    def _prepare(self, batch: Batch, ropes: Sequence[RopeSpec]) -> None:
+        """Tables that all layers of a pass share."""
+        self._positions, self._ropes = None, {}
+        made = {rope: self._rope(rope, batch.positions) for rope in ropes}
+        self._ropes = {rope: tables for rope, tables in made.items() if tables is not None}
+        self._positions = batch.positions
+
+    def _rope(self, rope: RopeSpec, positions: NDArray[np.int32]) -> tuple[Matrix, Matrix] | None:
+        """cos and sin, on the device; None for a rotation of no elements."""
+        if rope.rotary_dim == 0:
+            return None
+        if positions is self._positions and rope in self._ropes:
+            return self._ropes[rope]
+        cosines, sines = rope_tables(rope, positions)
+        upload, workspace = self.memory.uploads.matrix, self.memory.workspace
+        return upload(cosines, workspace, "cosines"), upload(sines, workspace, "sines")
+
+    def _pages(self, cache: DeviceKv, batch: Batch) -> Any:
+        """The table of the batch's pages, made once per pass."""
+        if self._page_table is None or self._page_table[0] is not batch:
+            table = self.memory.uploads.pinned(cache.addresses(batch), "page table")
+            self._page_table = batch, table
+        return self._page_table[1]

@@ -1,0 +1,101 @@
+"""Experts stream through two buffers; in a prompt, the next layer's first ones before its router is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from strata.backends.hybrid.slots import SlotLoader
+from strata.backends.hybrid.split import LayerMisses, Split
+from strata.backends.hybrid.stream_buffers import StreamBuffers, StreamLoad
+from strata.backends.parts import ExpertBank
+from strata.core import ExpertId
+from strata.memory.transfer import Priority
+from strata.plan.cost import FORESEEN_SHARE
+from strata.plan.routing import distinct_experts
+
+
+class _Ahead(NamedTuple):
+    """What was loaded for a layer before its router was asked."""
+
+    layer: int
+    loads: list[StreamLoad]
+
+
+class ExpertStream:
+    """Experts that get no slot. Decides whether a pass streams as a whole, and then keeps the bus busy across
+    layers: each expert crosses at most once per layer and pass, and none takes a slot from what decode needs.
+
+    `use(load, wanted)` makes the launches for the experts of a load that are wanted, and releases it.
+    """
+
+    def __init__(self, buffers: StreamBuffers, loader: SlotLoader, split: Split) -> None:
+        self.buffers = buffers
+        self._loader = loader
+        self._split = split
+        self._banks: list[tuple[int, ExpertBank]] = []
+        self._ahead = _Ahead(-1, [])
+
+    @property
+    def active(self) -> bool:
+        """Whether the pass at hand streams."""
+        return bool(self._banks)
+
+    def begin(self, banks: Sequence[tuple[int, ExpertBank]], rows: int, top_k: int) -> None:
+        """A new pass over layers that route: (running count of the layer, its bank) of each, in order."""
+        self.buffers.reset()
+        self._ahead = _Ahead(-1, [])
+        worth = bool(banks) and self.is_worthwhile(banks[0][1], rows, top_k)
+        self._banks = list(banks) if worth else []
+        if self._banks:
+            self._look_ahead(0)
+
+    def is_worthwhile(self, bank: ExpertBank, rows: int, top_k: int) -> bool:
+        """Whether nearly all experts will be needed, and bringing them all is faster than any other split."""
+        if distinct_experts(rows, bank.count, top_k) < FORESEEN_SHARE * bank.count:
+            return False
+        if self._split.mode != "auto":
+            return self._split.mode == "fetch"
+        every, counts = range(bank.count), [rows * top_k // bank.count] * bank.count
+        ahead = self._split.cost(LayerMisses(bank, rows, top_k, 0, every, counts, foreseen=True))
+        asked = self._split.cost(LayerMisses(bank, rows, top_k, 0, every, counts))
+        mixed = asked.split(0, bank.count, "auto")
+        return ahead.seconds(0, bank.count, bank.count) < asked.seconds(0, bank.count, mixed)
+
+    def run(
+        self, layer: int, missed: Sequence[int], due: int, use: Callable[[StreamLoad, list[int]], None]
+    ) -> None:
+        """Compute a layer's missed experts (ascending) and, when the pass streams, begin to load the next
+        layer's. due: the running count of the layer."""
+        loads = self._ahead.loads if self._ahead.layer == layer else []
+        wanted = set(missed)
+        there = {expert.index for load in loads for expert in load.experts}
+        parts = self._parts(layer, [index for index in missed if index not in there])
+        while loads or parts:
+            while parts and self.buffers.free:
+                loads.append(self.buffers.load(parts.pop(0), Priority.NOW, due))
+                self._loader.queue.pump()
+            load = loads.pop(0)
+            chosen = [expert.index for expert in load.experts if expert.index in wanted]
+            if chosen:
+                use(load, chosen)
+            else:
+                self.buffers.drop(load)
+        self._look_ahead(1 + next((i for i, (_, b) in enumerate(self._banks) if b.layer == layer), 0))
+
+    def _look_ahead(self, place: int) -> None:
+        """Load the first experts of a layer that the cache has not, before anybody asks for them."""
+        if place >= len(self._banks):
+            return
+        due, bank = self._banks[place]
+        has = self._loader.has
+        absent = [i for i in range(bank.count) if not has(ExpertId(bank.layer, i))]
+        parts = self._parts(bank.layer, absent)[: self.buffers.free]
+        loads = [self.buffers.load(part, Priority.NEXT, due) for part in parts]
+        self._ahead = _Ahead(bank.layer, loads)
+        self._loader.queue.pump()
+
+    def _parts(self, layer: int, experts: Sequence[int]) -> list[list[ExpertId]]:
+        size = self.buffers.experts
+        ids = [ExpertId(layer, index) for index in experts]
+        return [ids[i : i + size] for i in range(0, len(ids), size)]

@@ -1,0 +1,198 @@
+"""What a device must be able to compute: one method per op, each answering with launches.
+
+This is the border between "when and on which bytes" (the hybrid backend) and "how" (a set of kernels). A set
+for CUDA implements the same methods over compiled kernels; `host_kernels` does it without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from strata.backends.base import KvSpec
+from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.parts import AttentionCall, Gating
+from strata.core import Batch
+from strata.core import Sequence as Tokens
+from strata.device.base import Buffer, Launch, Work
+from strata.memory.regions import Arena
+from strata.plan.spec import AttentionSpec, RouterSpec
+from strata.store.formats import ExpertLayout
+
+Launches = Iterable[Launch]
+
+
+class HeadColumns(NamedTuple):
+    """Elements `[first, first + size)` of each head of a matrix whose heads have `head` elements."""
+
+    head: int
+    first: int
+
+
+class KvBlocks(Protocol):
+    """KV pages as attention needs them, wherever they live between two layers."""
+
+    spec: KvSpec
+
+    def blocks(self, layer: int, sequence: Tokens) -> Sequence[Buffer]:
+        """The layer's block of every page that holds a token of the sequence, in order, in device memory."""
+        ...
+
+    def begin_layer(self, layer: int) -> None:
+        """Attention of the layer comes next."""
+        ...
+
+    def end_layer(self, layer: int) -> None:
+        """Attention of the layer was launched."""
+        ...
+
+
+@dataclass(frozen=True)
+class KvPlaces:
+    """Where attention finds the pages of one layer. csrc/cpu/kv_cache.h says how a block is laid out.
+
+    table: u64, in pinned memory that kernels may read: where the batch's pages begin, sequence after
+    sequence; the layer's block of a page begins `offset` bytes behind that.
+    """
+
+    layer: int
+    batch: Batch
+    cache: KvBlocks
+    table: Buffer
+
+    @property
+    def offset(self) -> int:
+        """Bytes from a page's start to its block of this layer."""
+        return self.layer * self.cache.spec.layer_bytes
+
+    def blocks(self) -> list[Sequence[Buffer]]:
+        """Of each sequence, in order: what a launch must name (where the device checks nothing, need not)."""
+        return [self.cache.blocks(self.layer, sequence) for sequence in self.batch.sequences]
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """Experts that one launch computes, ascending, and where their records lie.
+
+    table: u64 `[experts of the layer]` in pinned memory: the address of each expert of this group, 0 for all
+    others, so that a block of a kernel finds its record by the id it reads from the routes.
+    pairs: how many (row, choice) pairs of the routes name one of these experts.
+    """
+
+    layout: ExpertLayout
+    gating: Gating
+    count: int
+    experts: Sequence[int]
+    records: Sequence[Buffer]
+    table: Buffer
+    pairs: int
+
+
+class KernelSet(Protocol):
+    """Launches of every op. Rules for all methods:
+
+    Each launch names exactly the ranges that it reads and writes, and work_of's Work or a better one. `out`
+    is written whole; what a method calls "in place" is read and written. scratch: memory that the launches of
+    one call may use between them; the caller gives back what is taken. Arguments have been checked. Results
+    may differ from the CPU's by rounding, but not from run to run, nor by what other rows share the batch.
+    """
+
+    def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
+        """As Backend.rms_norm: groups of weight.cols elements."""
+        ...
+
+    def add(self, residual: Matrix, branch: Matrix, scale: float) -> Launches:
+        """residual += scale * branch, in place."""
+        ...
+
+    def scale_by_sigmoid(self, x: Matrix, gate: Matrix) -> Launches:
+        """x *= sigmoid(gate [rows, 1]), in place."""
+        ...
+
+    def linear(
+        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
+    ) -> Launches:
+        """As Backend.linear."""
+        ...
+
+    def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
+        """As Backend.plain_linear."""
+        ...
+
+    def head_linear(
+        self, x: Matrix, weight: PackedOnDevice, heads: int, out: Matrix, scratch: Arena
+    ) -> Launches:
+        """As Backend.head_linear."""
+        ...
+
+    def take_rows(self, x: Matrix, rows: Matrix, out: Matrix) -> Launches:
+        """out[i] = x[rows[i]]; rows is i32 [1, n]."""
+        ...
+
+    def copy_heads(
+        self, x: Matrix, source: HeadColumns, out: Matrix, target: HeadColumns, heads: int, size: int
+    ) -> Launches:
+        """`size` elements of each head from `source` of x to `target` of out; the rest of out stays."""
+        ...
+
+    def prepare_heads(
+        self,
+        x: Matrix,
+        heads: int,
+        tables: tuple[Matrix, Matrix] | None,
+        spec: AttentionSpec,
+        norm: Matrix | None,
+        eps: float,
+    ) -> Launches:
+        """As Backend.prepare_heads, in place. tables: cos, sin [rows, rotary_dim / 2]; None: no rotation."""
+        ...
+
+    def attention(
+        self,
+        q: Matrix,
+        k: Matrix,
+        v: Matrix | None,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """As Backend.attention. `call.sinks` is the backend's own handle: use `sinks`."""
+        ...
+
+    def route(
+        self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes
+    ) -> Launches:
+        """As Backend.route; ids of a row best first, ties to the lowest index."""
+        ...
+
+    def ffn(
+        self,
+        x: Matrix,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """As Backend.ffn."""
+        ...
+
+    def experts(
+        self,
+        x: Matrix,
+        routes: DeviceRoutes,
+        group: ExpertGroup,
+        out: Matrix,
+        first: bool,
+        scratch: Arena,
+    ) -> Launches:
+        """out += sum over the group's experts, ascending, of weight * expert(x); first: out = that sum."""
+        ...
+
+
+def work_of(reads: Iterable[Buffer], writes: Iterable[Buffer], macs: int = 0) -> Work:
+    """Every range is moved once: what a kernel does at least."""
+    return Work(sum(buffer.nbytes for buffer in (*reads, *writes)), macs)

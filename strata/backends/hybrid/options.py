@@ -1,0 +1,42 @@
+"""What the hybrid backend is told when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strata.memory.policies import POLICIES, PolicyFactory
+from strata.memory.transfers import TransferOptions
+from strata.plan.cost import Misses, Speeds
+
+DECODE_TOKENS = 16
+"""A sequence with at most so many new tokens is decoding (one token, or a draft to verify): the expert cache
+learns from it. More tokens are a prompt's."""
+
+
+@dataclass(frozen=True)
+class HybridOptions:
+    """slots: experts on the device; slot_bytes: of the largest expert's record (0 slots: anything above 0).
+
+    rows: the most tokens of a pass; logit_rows: of them, whose logits are wanted; blocks: the most KV pages
+    of a pass, counted once per sequence. stream_experts: experts in each of the two reserved buffers.
+    pinned: experts lie in memory that can be page-locked; False: they cross through the staging buffers.
+    inserts_per_step: bound on experts admitted to the cache in one step. prefetch: the least share of a
+    token's weight with which a guessed expert is fetched ahead; above 1: none is.
+    simulated: charge the host's work by `speeds` to the device's clock (on the emulated device, whose time is
+    not the host's).
+    """
+
+    slots: int
+    slot_bytes: int
+    speeds: Speeds
+    misses: Misses = "auto"
+    rows: int = 576
+    logit_rows: int = 64
+    blocks: int = 4096
+    stream_experts: int = 4
+    pinned: bool = True
+    inserts_per_step: int | None = 16
+    prefetch: float = 0.2
+    policy: PolicyFactory = POLICIES["lru"]
+    transfers: TransferOptions = field(default_factory=lambda: TransferOptions(staging_bytes=4 << 20))
+    simulated: Speeds | None = None

@@ -1,0 +1,61 @@
+"""A hybrid backend as a plan says: slots, who computes missed experts, how large a step may be."""
+
+from __future__ import annotations
+
+from strata.backends.cpu import CpuBackend
+from strata.backends.hybrid.backend import HybridBackend
+from strata.backends.hybrid.host_kernels import HostKernels
+from strata.backends.hybrid.options import HybridOptions
+from strata.device.emulated import EmulatedDevice
+from strata.engine.engine import EngineOptions
+from strata.errors import CapacityError
+from strata.hardware.profile import HardwareProfile
+from strata.model.loading import WeightStore
+from strata.plan.cost import Speeds, speeds_of
+from strata.plan.figures import device_figures
+from strata.plan.plan import DevicePlan, Plan
+from strata.plan.spec import ModelSpec
+
+
+def emulated_backend(
+    cpu: CpuBackend,
+    spec: ModelSpec,
+    store: WeightStore,
+    plan: Plan,
+    machine: HardwareProfile,
+    engine: EngineOptions,
+) -> HybridBackend:
+    """Over an emulated device with the figures of `machine`'s: right results, and virtual time.
+
+    CapacityError when the plan leaves the device idle or keeps KV pages at the host.
+    """
+    if plan.device is None or plan.kv.tier != "device":
+        raise CapacityError(
+            f"the plan for {plan.model} on {plan.machine} does not keep its KV pages on the device",
+            remedy="set kv.tier: device and a smaller model.context, or device.use: none",
+        )
+    speeds = speeds_of(machine, {node.node: len(node.cpus) for node in plan.threads}, plan.host.spread)
+    options = _options(spec, store, plan, plan.device, speeds, engine)
+    return HybridBackend(EmulatedDevice(device_figures(machine)), HostKernels(cpu), cpu, spec, options)
+
+
+def _options(
+    spec: ModelSpec,
+    store: WeightStore,
+    plan: Plan,
+    device: DevicePlan,
+    speeds: Speeds,
+    engine: EngineOptions,
+) -> HybridOptions:
+    records = [store.expert_layout(i).record_bytes for i in range(spec.layers) if spec.is_moe(i)]
+    return HybridOptions(
+        slots=device.slots if records else 0,
+        slot_bytes=max(records, default=1),
+        speeds=speeds,
+        misses=plan.misses,
+        rows=engine.chunk + engine.max_running,
+        logit_rows=engine.max_running,
+        blocks=engine.max_running * -(-engine.context // engine.page_tokens),
+        pinned=False,
+        simulated=speeds,
+    )

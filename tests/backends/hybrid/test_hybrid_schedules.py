@@ -1,0 +1,63 @@
+"""A thousand random cases: sizes of the cache, policies, splits, prompts, and orders of execution."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+from hybrids import CachedStore, Hybrid, Plain, make_hybrid, tokens
+from tiny_model import gpt_oss_spec, mla_spec, moe_spec
+
+from strata.backends.cpu import CpuBackend
+from strata.memory.transfers import TransferOptions
+
+SPECS = (
+    moe_spec(2, moe_layers=(True, True)),
+    replace(gpt_oss_spec(), layers=2, moe_layers=(True, True)),
+    replace(mla_spec(), moe_layers=(True, True)),
+)
+BOUND = 1e-4
+
+
+def chunks(rng: random.Random) -> list[int]:
+    """A prompt or a part of it, then single tokens and drafts; few distinct ones, as references are kept."""
+    return [rng.choice((1, 5, 20)), *(rng.choice(((1, 1), (3,), (1,))))]
+
+
+def run(model: Hybrid | Plain, sizes: list[int]) -> np.ndarray:
+    ids = tokens(sum(sizes))
+    return np.concatenate([model.feed(ids[model.done : model.done + size]) for size in sizes])
+
+
+def test_a_thousand_random_schedules_compute_the_same() -> None:
+    cpu = CpuBackend(threads=1, activations="f32")
+    stores = [CachedStore(spec) for spec in SPECS]
+    wanted: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+    for seed in range(1000):
+        rng = random.Random(seed)
+        which, sizes = rng.randrange(len(SPECS)), chunks(rng)
+        spec, store = SPECS[which], stores[which]
+        key = which, tuple(sizes)
+        if key not in wanted:
+            wanted[key] = run(Plain.make(cpu, store, spec), sizes)
+        hybrid = make_hybrid(
+            cpu,
+            store,
+            spec,
+            seed=seed,
+            pages=6,
+            policy=rng.choice(("lru", "lfu", "forecast")),
+            slots=rng.choice((2, 3, 5, 8, 24)),
+            misses=rng.choice(("cpu", "fetch", "auto")),
+            pinned=rng.random() < 0.6,
+            stream_experts=rng.randint(1, 3),
+            inserts_per_step=rng.choice((0, 1, 4, None)),
+            prefetch=rng.choice((0.0, 0.4, 2.0)),
+            transfers=TransferOptions(
+                depth=rng.randint(1, 2), speculative_bytes=rng.choice((1, 20_000)), staging_bytes=8192
+            ),
+        )
+        found = run(hybrid, sizes)
+        hybrid.close()
+        assert np.abs(found - wanted[key]).max() < BOUND * found.std(), f"seed {seed}"
