@@ -114,9 +114,10 @@ class Scheduler:
     requests; decoding requests take part in every step. A request is admitted when its worst case fits
     the unpromised pages and, with it, at most `max_running` run.
 
-    With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for those
-    whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their seats and
-    go on later, from where they were. Nobody overtakes an older request, so the oldest always comes to its end.
+    With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for
+    those whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their
+    seats and go on later, from where they were. Nobody overtakes an older request, so the oldest always comes
+    to its end.
     """
 
     def __init__(
