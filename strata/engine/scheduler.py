@@ -137,6 +137,7 @@ class Scheduler:
         self.most_pages = pages.total if most_pages is None else most_pages
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preempted = 0  # seats taken from younger requests so far
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -200,6 +201,7 @@ class Scheduler:
             if victim is None:
                 return False
             self.placement.unseat(victim)
+            self.preempted += 1
         return True
 
     def _admissible(self) -> bool:
