@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,14 @@ from strata.backends.cuda.launch_shapes import LaunchShape
 
 @dataclass(frozen=True)
 class Prepared:
-    """check() raises unless the call's outputs are right."""
+    """check() raises unless the call's outputs are right.
+
+    streams: bytes that the launch must read of an argument (weights, KV pages), by the argument's index.
+    """
 
     call: Call
     check: Callable[[], None]
+    streams: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

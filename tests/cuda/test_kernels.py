@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import cases_norm
+import cases_wrappers
 import pytest
 from cases import Case
 from runners import EmulatedRunner
 
 from strata.backends.cuda.emulator import ORDERS, Order
 
-ALL = [*cases_norm.CASES]
+ALL = [*cases_wrappers.CASES, *cases_norm.CASES]
 
 
 @pytest.mark.parametrize("order", ORDERS)
