@@ -50,21 +50,37 @@ __attribute__((noinline)) static void tile(const Decoded* units, const QuantUnit
     }
 }
 
+using TileFn = void (*)(const Decoded*, const QuantUnit*, float*, int);
+
 template <class Kind, int B, int T>
-STRATA_INLINE void tile_of(int count, const Decoded* units, const QuantUnit* x, float* out, int tokens) {
-    if (count == T) return tile<Kind, B, T>(units, x, out, tokens);
-    if constexpr (T > 1) tile_of<Kind, B, T - 1>(count, units, x, out, tokens);
+STRATA_INLINE TileFn tile_of(int count) {
+    if constexpr (T > 1)
+        if (count < T) return tile_of<Kind, B, T - 1>(count);
+    return tile<Kind, B, T>;
 }
 
-// Tiles of nearly equal size: one of few tokens would leave registers empty.
+// Tokens cut into tiles of nearly equal size: one of few tokens would leave registers empty. Known before the
+// sweeps, which are too short for divisions.
 template <class Kind, int B>
-STRATA_INLINE void sweep(const Decoded* units, const QuantUnit* x, float* out, int tokens) {
-    const int tiles = (tokens + kTile - 1) / kTile;
-    for (int i = 0; i < tiles; i++) {
-        const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
-        tile_of<Kind, B, kTile>(count, units, x + first, out + first * kRowBlock, tokens);
+struct Sweep {
+    const int tokens, tiles, least, larger;  // the first `larger` tiles have a token more than the others
+    const TileFn most_fn, least_fn;
+
+    STRATA_ALWAYS_INLINE explicit Sweep(int tokens)
+        : tokens(tokens),
+          tiles((tokens + kTile - 1) / kTile),
+          least(tokens / tiles),
+          larger(tokens % tiles),
+          most_fn(tile_of<Kind, B, kTile>(least + 1)),
+          least_fn(tile_of<Kind, B, kTile>(least)) {}
+
+    STRATA_ALWAYS_INLINE void run(const Decoded* units, const QuantUnit* x, float* out) const {
+        for (int i = 0; i < larger; i++, x += least + 1, out += (least + 1) * kRowBlock)
+            most_fn(units, x, out, tokens);
+        for (int i = larger; i < tiles; i++, x += least, out += least * kRowBlock)
+            least_fn(units, x, out, tokens);
     }
-}
+};
 
 template <int kCode, int B>
 static void blocks(const BlockJob& job, int first) {
@@ -73,12 +89,13 @@ static void blocks(const BlockJob& job, int first) {
     float* out = job.out + static_cast<size_t>(first) * job.tokens * kRowBlock;
     for (int i = 0; i < B * job.tokens; i++) store_floats(out + i * kRowBlock, set_floats(0.0f));
     Decoded units[B];
+    const Sweep<typename Traits<kCode>::Kind, B> sweep(job.tokens);
     const size_t passed = (B * matrix.block_bytes + matrix.units - 1) / matrix.units;
     for (int unit = 0; unit < matrix.units; unit++) {
         if (job.ahead != nullptr) job.ahead->pass(passed);
         for (int b = 0; b < B; b++) decode<kCode>(matrix, block + b * matrix.block_bytes, unit, &units[b]);
         const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + static_cast<size_t>(unit) * job.stride;
-        sweep<typename Traits<kCode>::Kind, B>(units, x, out, job.tokens);
+        sweep.run(units, x, out);
     }
     if constexpr (kFormats[kCode].group == 0)
         for (int i = 0; i < B * job.tokens; i++) {
