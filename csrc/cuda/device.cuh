@@ -18,7 +18,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef signed char i8;
 
-#define DEVICE __device__ __forceinline__
+#define DEVICE static __device__ __forceinline__  // functions, also static ones of classes
+#define METHOD __device__ __forceinline__
 #define EXPORT_KERNEL(kernel)
 #define SHARED_MEMORY(name) u8* name = reinterpret_cast<u8*>(strata_shared)
 extern __shared__ uint4 strata_shared[];

@@ -13,6 +13,7 @@
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 #define DEVICE static inline
+#define METHOD inline
 #define UNCHECKED __attribute__((no_sanitize_thread))
 #define SITE strata::emu::Site site = {__builtin_FILE(), __builtin_LINE()}
 #define SHARED_MEMORY(name) u8* name = strata::emu::shared_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases_linear
 import cases_norm
 import cases_wrappers
 import pytest
@@ -10,7 +11,7 @@ from runners import EmulatedRunner
 
 from strata.backends.cuda.emulator import ORDERS, Order
 
-ALL = [*cases_wrappers.CASES, *cases_norm.CASES]
+ALL = [*cases_wrappers.CASES, *cases_norm.CASES, *cases_linear.CASES]
 
 
 @pytest.mark.parametrize("order", ORDERS)

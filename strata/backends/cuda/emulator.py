@@ -180,4 +180,4 @@ def _compile(arguments: list[str]) -> None:
         raise HardwareError("the emulator needs g++, which is not installed", remedy="install g++")
     done = subprocess.run(["g++", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise EmulatorError(f"g++ refuses the code:\n{done.stderr[-4000:]}")
+        raise EmulatorError(f"g++ refuses the code:\n{done.stderr[:4000]}")

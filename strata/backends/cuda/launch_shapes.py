@@ -24,3 +24,29 @@ def rms_norm(rows: int, columns: int) -> LaunchShape:
     """One block per row; columns a multiple of 4."""
     block = min(256, max(WARP, columns // 4 // WARP * WARP))
     return LaunchShape("norm", "rms_norm", (rows, 1, 1), block, columns * 4 + block // WARP * 4)
+
+
+TILE_TOKENS, TILE_WARPS = 8, 4
+"""Tokens of one tensor-core tile; warps of a block that multiplies packed weights (csrc/cuda/tile.cuh)."""
+
+
+def partial_sums_bytes(tiles: int) -> int:
+    """Shared memory of `PartialSums` in tile.cuh."""
+    return TILE_WARPS * 16 * (tiles * TILE_TOKENS + 4) * 4
+
+
+def row_blocks_per_block(row_blocks: int, tokens: int) -> int:
+    """1, 2 or 4. More save reads of activations, but the blocks must still fill 82 SMs twice."""
+    wanted = 1 if tokens <= 4 else 2 if tokens <= 8 else 4
+    while wanted > 1 and row_blocks < wanted * 164:
+        wanted //= 2
+    return wanted
+
+
+def linear(fmt: str, rows: int, tokens: int, per_block: int | None = None) -> LaunchShape:
+    """per_block: row blocks of one block, chosen when None."""
+    row_blocks, tiles = -(-rows // 16), 1 if tokens <= TILE_TOKENS else 2
+    per_block = per_block or row_blocks_per_block(row_blocks, tokens)
+    grid = (-(-row_blocks // per_block), -(-tokens // (tiles * TILE_TOKENS)), 1)
+    entry = f"linear_{fmt}_{tiles}"
+    return LaunchShape("linear", entry, grid, TILE_WARPS * WARP, partial_sums_bytes(tiles))
