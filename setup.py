@@ -1,7 +1,7 @@
 """Builds `strata._C`: one extension, three groups of objects with different instruction sets.
 
-- plain: `bindings*.cpp` and `features.cpp` run on any x86-64, so that a processor without AVX2 is told so
-  in a sentence; they stand first on the linker's line, so a template instantiated in several groups is
+- plain: `bindings*.cpp`, `features.cpp` and `io/` run on any x86-64, so that a processor without AVX2 is told
+  so in a sentence; they stand first on the linker's line, so a template instantiated in several groups is
   taken from the group that needs least.
 - avx2: everything else (haswell: AVX2, FMA, F16C, BMI2).
 - kernels: every file of `csrc/cpu/kernels/` twice, in the namespaces `avx2` and `avx512`.
@@ -21,7 +21,11 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")
-PLAIN_SOURCES = [*sorted(CSRC.glob("bindings*.cpp")), CSRC / "cpu" / "features.cpp"]
+PLAIN_SOURCES = [
+    *sorted(CSRC.glob("bindings*.cpp")),
+    *sorted(CSRC.glob("io/*.cpp")),
+    CSRC / "cpu" / "features.cpp",
+]
 
 COMMON = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-g0", "-MMD"]
 PLAIN = ["-march=x86-64", "-mtune=generic"]

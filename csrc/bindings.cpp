@@ -2,8 +2,10 @@
 //
 // Every array is checked here (dtype, layout, shape) before its pointer goes on; ops run without the GIL.
 #include "bindings_experts.h"
+#include "bindings_io.h"
 #include "bindings_kv.h"
 #include "bindings_parts.h"
+#include "bindings_split_experts.h"
 #include "bindings_tokens.h"
 #include "bindings_weights.h"
 
@@ -81,10 +83,12 @@ void bind_cpu(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
     m.doc() = "C++ ops of Strata; use strata.backends.cpu";
     bind_cpu(m);
+    bind_io(m);
     bind_kv(m);
     bind_token_ops(m);
     bind_weight_ops(m);
     bind_experts(m);
+    bind_split_experts(m);
     bind_attend(m);
     bind_ffn(m);
     bind_layers(m);

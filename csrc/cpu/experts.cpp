@@ -46,6 +46,7 @@ struct Shared {
     const float* x;
     int tokens, width;  // width: of the model
     float* y;
+    bool apart;  // y has a row for each row of `middles`, not for each token
 
     const Matrix& gate_up() const { return slots[0].slice->gate_up; }
     const Matrix& down() const { return slots[0].slice->down; }
@@ -195,7 +196,7 @@ void Worker::fill_middles() {
 
 void Worker::clear_columns() {
     const int64_t from = down_.begin * kRowBlock, to = std::min<int64_t>(down_.end * kRowBlock, s_.width);
-    for (int64_t t = 0; t < s_.tokens; t++)
+    for (int64_t t = 0, rows = s_.apart ? s_.hidden_rows : s_.tokens; t < rows; t++)
         std::fill(s_.y + t * s_.width + from, s_.y + t * s_.width + to, 0.0f);
 }
 
@@ -204,7 +205,8 @@ void Worker::add_block(const Slot& slot, int64_t block, const float* z, Range ti
     const int column = static_cast<int>(block) * kRowBlock, columns = std::min(kRowBlock, s_.width - column);
     const float* bias = slot.slice->down_bias;
     for (int64_t t = tile.begin; t < tile.end; t++, z += kRowBlock) {
-        float* y = s_.y + static_cast<size_t>(slot.work->tokens[t]) * s_.width + column;
+        const int64_t row = s_.apart ? slot.first_row + t : slot.work->tokens[t];
+        float* y = s_.y + row * s_.width + column;
         const float weight = slot.work->weights[t];
         for (int r = 0; r < columns; r++) y[r] += weight * (bias != nullptr ? z[r] + bias[column + r] : z[r]);
     }
@@ -263,9 +265,10 @@ bool split_by_units(int slot_count, const Matrix& down, int workers) {
 }  // namespace
 
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,
-               int slice_count, const Gating& gating, bool exact, float* y) {
+               int slice_count, const Gating& gating, bool exact, float* y, OutputRows output_rows) {
     if (expert_count == 0) {
-        std::memset(y, 0, static_cast<size_t>(tokens) * hidden * sizeof(float));
+        if (output_rows == OutputRows::kSummed)
+            std::memset(y, 0, static_cast<size_t>(tokens) * hidden * sizeof(float));
         return;
     }
     int64_t rows = 0;
@@ -281,8 +284,9 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
     // gate writes whole blocks of 8 columns, which may exceed down's columns but not its padding.
     const int stride = first.down.padded_cols();
     float* gated = whole_units ? nullptr : cpu.arena.take<float>(rows * stride);
-    const Shared shared{cpu,         slots, slot_count, rows,   tile, inputs, gathered, middles,
-                        whole_units, gated, stride,     gating, x,    tokens, hidden,   y};
+    const bool apart = output_rows == OutputRows::kApart;
+    const Shared shared{cpu,   slots,  slot_count, rows, tile,   inputs, gathered, middles, whole_units,
+                        gated, stride, gating,     x,    tokens, hidden, y,        apart};
     Stretch* room = cpu.arena.take<Stretch>(static_cast<size_t>(workers) * 2 * tile_count);
     cpu.pool.run([&](int worker) { Worker(shared, worker, room + worker * 2 * tile_count).run(); });
 }

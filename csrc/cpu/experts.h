@@ -21,12 +21,19 @@ struct ExpertWork {
     int count;
 };
 
+// Where outputs go: kSummed to the rows of their tokens, kApart to rows of their own.
+enum class OutputRows { kSummed, kApart };
+
 // y[t] = sum over experts and their slices, in the order given, of weight * ffn(x[t]); zero for a token that
 // no expert has. x, y: f32 [tokens][hidden]. All experts have the same formats, sizes and number of slices.
 //
 // Every element of y is summed by one thread in that order, so the result depends neither on the number of
 // threads nor on the other tokens of the batch.
+//
+// kApart: y is f32 [sum over experts of slices * tokens][hidden] instead and has, expert after expert and
+// slice after slice, one row per token.
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,
-               int slice_count, const Gating& gating, bool exact, float* y);
+               int slice_count, const Gating& gating, bool exact, float* y,
+               OutputRows rows = OutputRows::kSummed);
 
 }  // namespace strata::cpu

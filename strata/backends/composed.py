@@ -69,7 +69,10 @@ class ComposedOps(Backend):
 
     def apply_experts(self, residual: Array, routing: Routing, part: Experts) -> None:
         """Routed experts and the shared one; their sum joins the residual."""
-        output = self.experts(*routing, part.bank, part.gating)
+        self._join_experts(residual, self.experts(*routing, part.bank, part.gating), routing, part)
+
+    def _join_experts(self, residual: Array, output: Array, routing: Routing, part: Experts) -> None:
+        """residual += output of the routed experts + shared expert. Changes output."""
         if part.shared is not None:
             shared = self._dense(routing.hidden, part.shared)
             if part.shared_gate is not None:

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends import isa
-from strata.backends.composed import ComposedOps
-from strata.backends.cpu_layers import LayerOps
+from strata.backends.cpu_tiered import TieredOps
 from strata.hardware.cpu import CpuChoice, choose_cpus, topology
 from strata.store.formats import FORMATS
 
@@ -25,7 +24,7 @@ F32 = NDArray[np.float32]
 _PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
 
 
-class CpuBackend(LayerOps, ComposedOps):
+class CpuBackend(TieredOps):
     """See `base.Backend` for what each op does."""
 
     name = "cpu"

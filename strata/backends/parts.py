@@ -6,13 +6,15 @@ A part is compared by identity, so that a backend can keep what it made of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.memory.expert_host import HostExperts
 from strata.plan.spec import AttentionSpec, MlaSpec, RouterSpec
 from strata.store.formats import ExpertLayout
 
@@ -35,13 +37,27 @@ class AttentionCall:
 class ExpertBank:
     """The routed experts of one layer: `record(index)` is an expert's bytes, u8 [layout.record_bytes].
 
-    Backends ask for a record when its expert is first needed and may keep it: it stays where it is.
+    Backends ask for a record when its expert is first needed and may keep it: it stays where it is. tier:
+    where memory is a cache of the disk. Records come through `bring` then; `record` still works, but reads
+    through the page cache, which has no room left.
     """
 
     layer: int
     count: int
     layout: ExpertLayout
     record: Callable[[int], NDArray[np.uint8]]
+    tier: HostExperts | None = None
+
+    def bring(
+        self, experts: Sequence[int], *, passing: bool = False, ordered: bool = False
+    ) -> AbstractContextManager[Iterator[Mapping[int, NDArray[np.uint8]]]]:
+        """Records {index: bytes}, group after group as they are in memory, each valid until the next group.
+
+        See HostExperts.bring. Without a tier there is one group, of all.
+        """
+        if self.tier is None:
+            return nullcontext(iter([{index: self.record(index) for index in experts}]))
+        return self.tier.bring(self.layer, experts, passing=passing, ordered=ordered)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.engine import Engine, EngineOptions
+from strata.engine.tier import open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
 from strata.hardware.profile import HardwareProfile
@@ -53,10 +54,11 @@ def load_engine(
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
     plan: made for this store and this machine (`plan_store`); context, KV pages, threads and chunk are its.
+    Where it leaves experts on the disk, memory becomes a cache of them; else all are mapped.
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. share_prefixes: see EngineOptions.
     wrap: puts something before the backend, such as a clock. emulate: the machine whose device is emulated
     and for which the plan was made; None: the backend computes all.
-    Raises StoreError, HardwareError (no usable processor).
+    Raises StoreError, HardwareError (no usable processor), CapacityError (no room for an expert).
     """
     store = Store.open(store_path)
     spec = store.spec
@@ -72,7 +74,8 @@ def load_engine(
     made = make_backend(backend, plan, activations)
     if emulate is not None:
         made = _hybrid(made, store, plan, emulate, options)
-    return Engine(Decoder(spec, store, wrap(made) if wrap else made), options)
+    tier = open_tier(store, plan.host.in_memory) if plan.host.disk_bytes and backend == "cpu" else None
+    return Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
 
 
 def _hybrid(

@@ -129,6 +129,11 @@ class ExpertCache:
         return len(self._slots)
 
     @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    @property
     def smallest(self) -> int:
         """What `resize` may shrink to at this moment."""
         return 1 + max((i for i, slot in enumerate(self._slots) if self._is_busy(slot)), default=-1)

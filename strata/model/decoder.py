@@ -9,6 +9,7 @@ from strata.backends.base import Backend
 from strata.backends.parts import Array, Layer, Routes, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
+from strata.memory.expert_host import HostExperts
 from strata.model.attention import load_attention
 from strata.model.ffn import load_ffn
 from strata.model.loading import Weights, WeightStore
@@ -24,13 +25,19 @@ class Decoder:
     pass reads, routed experts apart; expert_bytes: bytes of one expert, by layer.
     """
 
-    def __init__(self, spec: ModelSpec, store: WeightStore, backend: Backend) -> None:
-        """Raises StoreError where a tensor's shape is not the spec's, UnsupportedError for MLP biases."""
+    def __init__(
+        self, spec: ModelSpec, store: WeightStore, backend: Backend, tier: HostExperts | None = None
+    ) -> None:
+        """tier: what brings experts of a model that is larger than memory.
+
+        Raises StoreError where a tensor's shape is not the spec's, UnsupportedError for MLP biases.
+        """
         if spec.mlp_bias:
             raise UnsupportedError(f"{spec.name}: biases in the dense MLP (mlp_bias) are not supported")
         self.spec = spec
         self.backend = backend
-        weights = Weights(store, backend)
+        self.tier = tier
+        weights = Weights(store, backend, tier)
         self.embed = weights.matrix(names.EMBED, spec.vocab, spec.hidden)
         self.head = self._load_head(weights)
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.

@@ -12,6 +12,7 @@ from strata.backends.base import Backend
 from strata.backends.parts import Array, ExpertBank, Norm, Weight
 from strata.core import ExpertId
 from strata.errors import StoreError
+from strata.memory.expert_host import HostExperts
 from strata.store import names
 from strata.store.formats import ExpertLayout, PackedTensor
 
@@ -43,13 +44,14 @@ class WeightStore(Protocol):
 
 
 class Weights:
-    """Makes handles; `prefix` stands before every name, see `layer`.
+    """Makes handles; `prefix` stands before every name, see `layer`. tier: experts come through it, if any.
 
     nbytes: bytes of each tensor loaded so far by its full name (plain ones as f32); layers share it.
     """
 
-    def __init__(self, store: WeightStore, backend: Backend) -> None:
+    def __init__(self, store: WeightStore, backend: Backend, tier: HostExperts | None = None) -> None:
         self.store = store
+        self.tier = tier
         self.backend = backend
         self.prefix = ""
         self.nbytes: dict[str, int] = {}
@@ -85,7 +87,11 @@ class Weights:
     def experts(self, layer: int, count: int) -> ExpertBank:
         """The routed experts of a layer: the one place they come from."""
         layout = self.store.expert_layout(layer)
-        return ExpertBank(layer, count, layout, lambda index: self.store.expert(ExpertId(layer, index)))
+
+        def record(index: int) -> NDArray[np.uint8]:
+            return self.store.expert(ExpertId(layer, index))
+
+        return ExpertBank(layer, count, layout, record, self.tier)
 
     def _check(self, part: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:

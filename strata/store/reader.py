@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +22,41 @@ Bytes = NDArray[np.uint8]
 _REMEDY = "`strata verify` lists the damage; convert the model again"
 
 
+class FileIdentity(NamedTuple):
+    """A file as it was when it was opened: what is read of it later must come from the same one."""
+
+    path: str
+    device: int
+    inode: int
+    nbytes: int
+    modified_ns: int
+
+
+class MappedFile(NamedTuple):
+    """data: the whole file, u8, read-only. It holds no descriptor and ends with the last view of it."""
+
+    data: Bytes
+    identity: FileIdentity
+
+
 class Store:
     """A shard store, read-only. Nothing is ever written into it, and no lock is needed.
 
     All files are mapped at open: a store replaced by rename while it is open keeps its old bytes. Arrays
-    are views of the mappings and stay valid after `close` for as long as they live.
+    are views of the mappings and stay valid after `close` for as long as they live. No descriptor stays open.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, mappings: dict[str, Bytes]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, files: dict[str, MappedFile]) -> None:
         self.path = path
         self.manifest = manifest
-        self._mappings = mappings
+        self._mappings = {file: mapped.data for file, mapped in files.items()}
         self._shards = {shard.path: shard for shard in manifest.shards()}
         self._entries = {entry.name: entry for entry in self._shards[SHARED].entries}
         self._layouts = {layer: record.layout() for layer, record in manifest.layers.items()}
         # Decoding asks for hundreds of records per token: one slice each, no names to format.
-        self._records = [mappings[names.expert_file(i)] for i in range(manifest.expert_count)]
+        experts = [files[names.expert_file(i)] for i in range(manifest.expert_count)]
+        self._records = [file.data for file in experts]
+        self.expert_files = tuple(file.identity for file in experts)
         self._ranges = self._record_ranges()
 
     def _record_ranges(self) -> dict[int, slice]:
@@ -96,6 +116,11 @@ class Store:
             raise self._no_expert(expert)
         return self._records[index][self._ranges[layer]]
 
+    def expert_range(self, layer: int) -> slice:
+        """The bytes of `expert_files[index]` that are the record of expert `index` of a layer."""
+        self.expert_layout(layer)
+        return self._ranges[layer]
+
     def expert_part(self, expert: ExpertId, part: int) -> tuple[PackedTensor, PackedTensor]:
         """The gate_up and down matrices of slice `part` of an expert."""
         layout, record = self.expert_layout(expert.layer), self.expert(expert)
@@ -141,7 +166,7 @@ def _packed(name: str, shape: PackedShape, record: Bytes, offset: int) -> Packed
     return PackedTensor(name, shape, record[offset : offset + shape.nbytes])
 
 
-def map_shard(store: Path, shard: ShardLayout) -> Bytes:
+def map_shard(store: Path, shard: ShardLayout) -> MappedFile:
     """Map one file after checking size and header; a short file is an error here, never zeros later."""
     path = store / shard.path
     try:
@@ -152,6 +177,16 @@ def map_shard(store: Path, shard: ShardLayout) -> Bytes:
             file.seek(0)
             if file.read(len(shard.header)) != shard.header:
                 raise StoreError(f"{path}: its header is not the one the manifest describes", remedy=_REMEDY)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return _map(path, file)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}", remedy=remedy_of(error) or _REMEDY) from None
+
+
+def _map(path: Path, file: BinaryIO) -> MappedFile:
+    from strata._C import map_file  # here: converting and planning do without the extension
+
+    found = os.fstat(file.fileno())
+    identity = FileIdentity(
+        str(path.absolute()), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    )
+    return MappedFile(map_file(file.fileno(), found.st_size), identity)

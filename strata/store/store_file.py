@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from strata.errors import StoreError
 
-# Every mapping keeps a descriptor: a model of 512 experts needs half of the usual 1024.
+# Mappings keep no descriptor, so a process that meets these has its own elsewhere: sockets, other files.
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
     errno.ENFILE: "raise the limit of open files of the whole system: sysctl fs.file-max",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +94,36 @@ def test_the_engine_is_as_planned(store: Path) -> None:
     assert (found.kv_dtype, found.chunk, found.valid_tokens) == ("bf16", 7, 128)
     assert engine.decoder.backend.cpu.threads == 1 == len(plan.cpus)  # type: ignore[attr-defined]
     assert len(answer(engine)) == 12
+
+
+def test_memory_is_a_cache_of_the_disk_where_the_plan_leaves_experts_there(store: Path) -> None:
+    """The same answer with room for 5 of 16 experts, and the next start reads the favourites at once."""
+    plan = plan_store(store, machine(), PlanOptions(threads=2))
+    small = replace(plan, host=replace(plan.host, in_memory=5, disk_bytes=1))
+    engine = load_engine(store, small)
+    assert answer(engine) == answer(load(store))
+    tier = engine.decoder.tier
+    assert tier is not None and tier.cache.statistics.evictions
+    del engine, tier
+    gc.collect()
+    assert (store / "heat.json").is_file()
+    warm = load_engine(store, small).decoder.tier
+    assert warm is not None and not warm.cache.free
+
+
+def test_a_file_that_is_cut_while_it_serves_ends_the_request_with_the_reason(
+    store: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(store, tmp_path / "copy"))
+    plan = plan_store(copy, machine(), PlanOptions(threads=2))
+    engine = load_engine(copy, replace(plan, host=replace(plan.host, in_memory=2, disk_bytes=1)))
+    files = sorted((copy / "experts").iterdir())
+    assert len(answer(engine)) == 12
+    for file in files:
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(StoreError, match="is shorter than it was"):
+        answer(engine)
+    engine.check_integrity()
 
 
 def test_what_was_asked_and_is_not_given_is_said(store: Path) -> None:

@@ -1,0 +1,393 @@
+"""Host memory as a cache of the disk: the experts of a model that is larger than the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.core import ExpertId
+from strata.errors import CapacityError, StoreError
+from strata.memory.expert_cache import ExpertCache
+from strata.memory.expert_slots import Claim, Handle
+from strata.memory.experts import ExpertSpace
+from strata.memory.heat import Heat
+from strata.memory.policies.base import PolicyFactory
+
+Bytes = NDArray[np.uint8]
+
+MOST_BUFFERS = 8
+"""Records that pass through without a slot: as many as the disk reads at once."""
+MOST_PREFETCHES = 4
+"""Prefetched records queued or being read: more would keep the disk from what is needed."""
+_WAIT_SECONDS = 1.0
+"""Per look at the reader; a read that takes longer is waited for again."""
+
+
+class Reader(Protocol):
+    """What reads records (`store.expert_reader.ExpertReader`)."""
+
+    def submit(self, expert: ExpertId, into: Bytes, *, urgent: bool) -> int:
+        """Begin to read a record; a ticket."""
+        ...
+
+    def hurry(self, ticket: int) -> None:
+        """It is needed now."""
+        ...
+
+    def cancel(self, ticket: int) -> bool:
+        """True: it never began."""
+        ...
+
+    def finished(self, seconds: float) -> list[tuple[int, StoreError | None]]:
+        """Reads that have ended, and how."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what runs."""
+        ...
+
+
+class Read:
+    """A record on its way from the disk. claim None: into a buffer. users: how many wait for it."""
+
+    __slots__ = ("claim", "done", "expert", "place", "problem", "ticket", "users")
+
+    def __init__(self, expert: ExpertId, place: int, claim: Claim | None) -> None:
+        self.expert = expert
+        self.place = place
+        self.claim = claim
+        self.ticket = 0
+        self.users = 0
+        self.done = False
+        self.problem: StoreError | None = None
+
+
+@dataclass
+class HostStatistics:
+    """passed: records that went through a buffer. guessed, right, dropped: prefetches begun, used before they
+    were evicted, and given up before they were read."""
+
+    passed: int = 0
+    guessed: int = 0
+    right: int = 0
+    dropped: int = 0
+
+
+class HostExperts:
+    """Expert records in host memory, read from the disk when they are asked for. Belongs to one thread.
+
+    memory: u8, 4 KiB aligned, cut into places of the largest record's size: slots of the cache, and a few
+    buffers for records that the policy does not want, and for those of a long prompt, which would displace
+    what decoding needs. One place is enough to compute anything; each expert that a layer uses beside others
+    should have one.
+    """
+
+    def __init__(
+        self,
+        space: ExpertSpace,
+        record_bytes: Mapping[int, int],
+        memory: Bytes,
+        reader: Reader,
+        policy: PolicyFactory,
+        heat: Heat | None = None,
+    ) -> None:
+        """record_bytes: by layer. heat: what was used before, which begins to be read; learns from now on.
+
+        CapacityError when memory has no room for a record.
+        """
+        self.place_bytes = max(record_bytes.values())
+        places = memory.nbytes // self.place_bytes
+        if places < 1:
+            raise CapacityError(
+                f"{memory.nbytes} bytes of memory for experts, one of them has {self.place_bytes}",
+                remedy="raise host.memory",
+            )
+        self._record_bytes = dict(record_bytes)
+        self._memory = memory
+        self._reader = reader
+        buffers = min(MOST_BUFFERS, max(1, places // 4))
+        self.cache = ExpertCache(space, places - buffers, policy)
+        self.statistics = HostStatistics()
+        self._buffers = list(range(places - buffers, places))
+        self._reads: dict[int, Read] = {}  # running or queued, by ticket
+        self._loading: dict[ExpertId, Read] = {}  # into slots, until loaded or abandoned
+        self._guesses: dict[ExpertId, None] = {}  # prefetched and not used so far
+        self._heat = heat
+        if heat is not None:
+            heat.seed(self.cache.policy)
+            self._warm(heat.warm_order(self.cache.slots))
+
+    def bring(
+        self, layer: int, experts: Sequence[int], *, passing: bool = False, ordered: bool = False
+    ) -> Arriving:
+        """Ask for experts of a layer at once; they come as they are there, see Arriving.
+
+        passing: of a long prompt: what is not there displaces nothing. ordered: they come as named.
+        """
+        self.collect(0.0)
+        self.cache.begin_step()  # its list of misses is for caches that choose what to insert at a step's end
+        self._drop_guesses(layer, experts)
+        if self._heat is not None and not passing:
+            self._heat.add(layer, experts)
+        return Arriving(self, layer, experts, passing, ordered)
+
+    def expect(self, layer: int, experts: Sequence[int]) -> None:
+        """Experts that will probably be asked for next, likeliest first. Read when nothing else is."""
+        for index in experts:
+            expert = ExpertId(layer, index)
+            if self._waiting_guesses() >= MOST_PREFETCHES or not self._prefetch(expert):
+                return
+
+    def collect(self, seconds: float) -> None:
+        """Take in the reads that have ended; waits up to `seconds` for the first one if any is under way."""
+        if not self._reads:
+            return
+        for ticket, problem in self._reader.finished(seconds):
+            read = self._reads.pop(ticket)
+            read.done, read.problem = True, problem
+            if read.claim is not None and problem is None:
+                self.cache.loaded(read.claim)
+                del self._loading[read.expert]
+            elif read.users == 0:
+                self._give_up(read)
+
+    def close(self) -> None:
+        """Wait for reads that run. Afterwards nothing may be asked for."""
+        self._reader.close()
+        self._reads.clear()
+
+    def check_integrity(self) -> None:
+        """Cache, reads and buffers agree (AssertionError). Only while no Arriving is open."""
+        self.cache.check_integrity()
+        busy = [read.place for read in self._reads.values() if read.claim is None]
+        _check(len(set(busy + self._buffers)) == len(busy + self._buffers), "a buffer is used twice")
+        claimed = {read.expert for read in self._reads.values() if read.claim is not None}
+        _check(claimed == set(self._loading), f"loading {set(self._loading)}, read {claimed}")
+        _check(all(read.users == 0 for read in self._reads.values()), "somebody waits for a read")
+
+    # -- for Arriving ------------------------------------------------------------------------------------
+
+    def record_at(self, place: int, layer: int) -> Bytes:
+        """The bytes of a place, read-only."""
+        found = self._memory[place * self.place_bytes :][: self._record_bytes[layer]]
+        found.flags.writeable = False
+        return found
+
+    def find(self, expert: ExpertId) -> Read | None:
+        """The read that is bringing an expert into its slot; it is needed now."""
+        read = self._loading.get(expert)
+        if read is not None:
+            read.users += 1
+            if not read.done:
+                self._reader.hurry(read.ticket)
+        return read
+
+    def read(self, expert: ExpertId, *, passing: bool) -> tuple[Read, Handle | None] | None:
+        """Begin to read an expert for somebody; None when there is no room at the moment."""
+        claim = None if passing and not self.cache.free else self.cache.admit(expert)
+        if isinstance(claim, Claim):
+            read = self._begin(expert, claim.slot, claim, urgent=True)
+            handle = self.cache.hold(expert)
+        elif self._buffers:
+            read, handle = self._begin(expert, self._buffers.pop(), None, urgent=True), None
+            self.statistics.passed += 1
+        else:
+            return None
+        read.users = 1
+        return read, handle
+
+    def leave(self, read: Read) -> None:
+        """Somebody who waited for a read, or used its buffer, does not any more."""
+        read.users -= 1
+        if read.users:
+            return
+        if read.done:
+            self._give_up(read)
+        elif read.claim is None and self._reader.cancel(read.ticket):
+            del self._reads[read.ticket]
+            self._buffers.append(read.place)
+
+    def used(self, expert: ExpertId) -> None:
+        """Somebody asked for an expert: if it was guessed, then rightly."""
+        if expert in self._guesses:
+            del self._guesses[expert]
+            self.statistics.right += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being read."""
+        return not self._reads
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _begin(self, expert: ExpertId, place: int, claim: Claim | None, *, urgent: bool) -> Read:
+        read = Read(expert, place, claim)
+        room = self._memory[place * self.place_bytes :][: self._record_bytes[expert.layer]]
+        read.ticket = self._reader.submit(expert, room, urgent=urgent)
+        self._reads[read.ticket] = read
+        if claim is not None:
+            self._loading[expert] = read
+        return read
+
+    def _give_up(self, read: Read) -> None:
+        """An ended read that nobody needs: its buffer is free, and so is the slot of one that failed."""
+        if read.claim is None:
+            self._buffers.append(read.place)
+        elif read.problem is not None:
+            self.cache.abandon(read.claim)
+            del self._loading[read.expert]
+            self._guesses.pop(read.expert, None)
+
+    def _warm(self, experts: Sequence[ExpertId]) -> None:
+        """Read experts into free slots, in the background; the last one is the newest for the policy."""
+        claims = [claim for claim in map(self.cache.admit, experts) if isinstance(claim, Claim)]
+        for claim in reversed(claims):  # the one that will be asked for first is the newest
+            self._begin(claim.expert, claim.slot, claim, urgent=False)
+
+    def _prefetch(self, expert: ExpertId) -> bool:
+        """False when there is no room for guesses."""
+        if self.cache.slot_of(expert) is not None or expert in self._loading:
+            return True
+        claim = self.cache.admit(expert)
+        if not isinstance(claim, Claim):
+            return False
+        self._begin(expert, claim.slot, claim, urgent=False)
+        self._guesses[expert] = None
+        self.statistics.guessed += 1
+        return True
+
+    def _waiting_guesses(self) -> int:
+        return sum(expert in self._loading for expert in self._guesses)
+
+    def _drop_guesses(self, layer: int, experts: Sequence[int]) -> None:
+        """Guesses for this layer that were wrong: those not begun are given up, the others forgotten."""
+        wrong = [guess for guess in self._guesses if guess.layer == layer and guess.index not in experts]
+        for guess in wrong:
+            del self._guesses[guess]
+            read = self._loading.get(guess)
+            if read is None or read.claim is None or not self._reader.cancel(read.ticket):
+                continue
+            del self._reads[read.ticket], self._loading[guess]
+            self.cache.abandon(read.claim)
+            self.statistics.dropped += 1
+
+
+class Arriving:
+    """Experts on their way: a context manager whose iterator gives {index: record} as they are there.
+
+    Every expert comes once. Records, u8 `[record_bytes]`, are valid until the next group is asked for; when
+    the experts need more room than there is, the others are read meanwhile into what the last group leaves.
+    StoreError for an expert that cannot be read.
+    """
+
+    def __init__(
+        self, host: HostExperts, layer: int, experts: Sequence[int], passing: bool, ordered: bool
+    ) -> None:
+        self._host = host
+        self._layer = layer
+        self._passing = passing
+        self._most = (
+            MOST_BUFFERS if ordered else None
+        )  # a long prompt's outputs wait in memory, so not too many
+        self._ordered = ordered
+        self._left = list(dict.fromkeys(experts))
+        self._handles: dict[int, Handle] = {}
+        self._reads: dict[int, Read] = {}
+        self._group: list[int] = []
+        acquired = host.cache.acquire(layer, self._left, prefill=passing)
+        self._handles.update((handle.expert.index, handle) for handle in acquired.handles)
+        for handle in acquired.loading:
+            read = host.find(handle.expert)
+            assert read is not None, f"{handle.expert} is loading, but nobody reads it"
+            self._reads[handle.expert.index] = read
+        for handle in acquired.handles:
+            host.used(handle.expert)
+        self._missing = [expert.index for expert in acquired.misses]
+        self._ask()
+
+    def __enter__(self) -> Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[dict[int, Bytes]]:
+        return self
+
+    def __next__(self) -> dict[int, Bytes]:
+        self._release(self._group)
+        self._group = []
+        if not self._left:
+            raise StopIteration
+        while True:
+            self._ask()
+            self._raise_problem()
+            self._group = self._ready()
+            if self._group:
+                break
+            self._wait()
+        self._left = [index for index in self._left if index not in self._group]
+        return {index: self._host.record_at(self._place(index), self._layer) for index in self._group}
+
+    def close(self) -> None:
+        """Give up what has not come; what is being read into a slot will be there for others."""
+        self._missing, self._left, self._group = [], [], []
+        self._release(list({**self._handles, **self._reads}))
+
+    def _ask(self) -> None:
+        """Begin to read what is missing, as far as there is room."""
+        while self._missing:
+            index = self._missing[0]
+            begun = self._host.read(ExpertId(self._layer, index), passing=self._passing)
+            if begun is None:
+                return
+            del self._missing[0]
+            self._reads[index], handle = begun
+            if handle is not None:
+                self._handles[index] = handle
+
+    def _wait(self) -> None:
+        if self._host.idle:
+            raise CapacityError(
+                f"layer {self._layer} waits for {len(self._left)} experts, all memory for experts is in use",
+                remedy="raise host.memory",
+            )
+        self._host.collect(_WAIT_SECONDS)
+
+    def _raise_problem(self) -> None:
+        for read in self._reads.values():
+            if read.problem is not None:
+                raise read.problem
+
+    def _ready(self) -> list[int]:
+        """What can be given now."""
+        ready = []
+        for index in self._left:
+            read = self._reads.get(index)
+            if (read is None and index in self._handles) or (read is not None and read.done):
+                ready.append(index)
+            elif self._ordered:
+                break
+        return ready[: self._most]
+
+    def _place(self, index: int) -> int:
+        read = self._reads.get(index)
+        return self._handles[index].slot if read is None else read.place
+
+    def _release(self, group: Sequence[int]) -> None:
+        for index in group:
+            handle = self._handles.pop(index, None)
+            if handle is not None:
+                self._host.cache.release(handle)
+            read = self._reads.pop(index, None)
+            if read is not None:
+                self._host.leave(read)
+
+
+def _check(sound: bool, problem: str) -> None:
+    if not sound:
+        raise AssertionError(problem)
