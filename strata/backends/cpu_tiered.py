@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.composed import ComposedOps
+from strata.backends.cpu_kv import CpuKvCache
 from strata.backends.cpu_layers import LayerOps
-from strata.backends.cpu_tokens import CpuKvCache
 from strata.backends.cpu_weights import as_gating, as_record_shape
 from strata.backends.parts import ExpertBank, Experts, FeedForward, Gating, Layer, RoutedFfn, Routes, Routing
 from strata.core import Batch

@@ -151,7 +151,10 @@ def test_a_sum_is_refused_while_experts_are_missing(backend: CpuBackend) -> None
     ids, weights = np.array([[1, 3]], np.int32), np.ones((1, 2), np.float32)
     from strata.backends.cpu_weights import as_gating, as_record_shape
 
-    shape, gating = as_record_shape(backend.ops, layout), as_gating(backend.ops, _gating(SPECS["moe"], backend))
+    shape, gating = (
+        as_record_shape(backend.ops, layout),
+        as_gating(backend.ops, _gating(SPECS["moe"], backend)),
+    )
     split = backend.ops.SplitExperts(shape, 4, ids, weights, [1, 3])
     x = np.ones((1, 32), np.float32)
     split.compute(backend.cpu, x, [3], [bank.record(3)], gating, True)
