@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Scheduler, Work
 from strata.errors import NumericalError, RequestError
 from strata.memory.kv_pages import KvPages
+from strata.memory.kv_tiers import SPARE, KvTiers
 from strata.model.decoder import Decoder
 
 
@@ -28,6 +29,8 @@ class EngineOptions:
     pages: KV pages of page_tokens tokens each, for all requests together. valid_tokens: ids below it are
     the tokenizer's; the vocabulary's rows from there on are padding. max_running: requests per step.
     share_prefixes: what an earlier request computed is not computed again where a prompt begins the same.
+    host_pages: of a pool that a device's pages can move to; reserve_pages: of `pages`, kept free while that
+    helps (`memory.kv_tiers`). Only for a backend that has a device.
     """
 
     context: int
@@ -38,6 +41,8 @@ class EngineOptions:
     chunk: int = 512
     max_running: int = 64
     share_prefixes: bool = True
+    host_pages: int = 0
+    reserve_pages: int = 0
 
 
 class Event(NamedTuple):
@@ -58,12 +63,26 @@ class Engine:
         self.decoder = decoder
         self.options = options
         self.kv = KvSpec.of(decoder.spec, options.page_tokens, options.kv_dtype)
-        self.pages = KvPages(options.pages, options.page_tokens, options.share_prefixes)
-        self.scheduler = Scheduler(self.pages, options.context, options.chunk, options.max_running)
-        self.executor = Executor(decoder, decoder.backend.kv_cache(self.kv, options.pages))
+        cache = decoder.backend.kv_cache(self.kv, options.pages)
+        self.executor = Executor(decoder, cache)
+        most = options.pages if options.host_pages == 0 else cache.most_pages
+        total = most + max(0, options.host_pages - SPARE)
+        self.pages = KvPages(total, options.page_tokens, options.share_prefixes)
+        self.tiers = self._make_tiers(cache) if options.host_pages else None
+        self.scheduler = Scheduler(
+            self.pages, options.context, options.chunk, options.max_running, self.tiers, most
+        )
         self.metrics = Metrics()
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
+
+    @property
+    def kv_place(self) -> str:
+        """What memory the KV cache is, e.g. "512 MiB in transparent huge pages"; for the log."""
+        place: str = self.executor.cache.place
+        if self.tiers is not None:
+            place += f", and a pool of {self.options.host_pages} pages in page-locked host memory"
+        return place
 
     @property
     def busy(self) -> bool:
@@ -139,11 +158,18 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError when pages, queue and requests do not agree."""
         self.pages.check_integrity()
+        if self.tiers is not None:
+            self.tiers.check_integrity()
         scheduled = [*self.scheduler.running, *self.scheduler.waiting]
         if {id(request) for request in scheduled} != {id(request) for request in self._requests.values()}:
             raise AssertionError(f"{len(scheduled)} requests scheduled, {len(self._requests)} known")
         if not scheduled and self.pages.free != self.pages.total:
             raise AssertionError(f"{self.pages.free} of {self.pages.total} pages free without any request")
+
+    def _make_tiers(self, cache: Any) -> KvTiers:
+        options = self.options
+        mover, border = cache.mover(options.host_pages), cache.border
+        return KvTiers(self.pages, options.pages, options.host_pages, options.reserve_pages, mover, border)
 
     def _check(self, request: Request) -> None:
         if request.request_id in self._requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -13,6 +14,7 @@ from strata.engine.tier import open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
 from strata.hardware.profile import HardwareProfile
+from strata.memory.kv_tiers import SPARE
 from strata.model.decoder import Decoder
 from strata.model.footprint import contents_of_store, footprint
 from strata.plan.options import PlanOptions
@@ -21,6 +23,9 @@ from strata.plan.planner import make_plan
 from strata.store.manifest import read_manifest
 from strata.store.reader import Store
 
+KV_RESERVE = 1 / 16
+"""Share of the device's KV pages that stay free while idle ones can leave: so much room a new prompt finds
+without waiting for copies. Assumed, not measured."""
 BackendName = Literal["cpu", "reference"]
 Activations = Literal["int8", "f32"]
 _DEFAULTS = PlanOptions()
@@ -73,9 +78,21 @@ def load_engine(
     )
     made = make_backend(backend, plan, activations)
     if emulate is not None:
+        reserve = int(plan.kv.pages * KV_RESERVE)
+        options = replace(options, host_pages=_pool_pages(plan), reserve_pages=reserve)
         made = _hybrid(made, store, plan, emulate, options)
     tier = open_tier(store, plan.host.in_memory) if plan.host.disk_bytes and backend == "cpu" else None
     return Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
+
+
+def _pool_pages(plan: Plan) -> int:
+    """Host pages beside a device: as many as it has, as far as half of what the plan leaves free goes.
+
+    What is kept there need not be computed again when a prompt begins like it; nobody waits for more.
+    """
+    free = sum(part.nbytes for part in plan.host.parts if part.name == "free")
+    pages = min(plan.kv.pages, free // 2 // max(1, plan.kv.nbytes // plan.kv.pages))
+    return pages if pages > SPARE else 0
 
 
 def _hybrid(

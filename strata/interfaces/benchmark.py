@@ -76,6 +76,11 @@ class Benchmark:
             config.kv.dtype,
         )
 
+    @property
+    def kv_place(self) -> str:
+        """What memory the KV cache is."""
+        return self._engine.kv_place
+
     def warm_up(self) -> None:
         """A prompt that does not count."""
         self._bench.warm_up(min(_WARM_UP_TOKENS, self._engine.options.context - 1))

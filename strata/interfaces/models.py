@@ -68,6 +68,11 @@ class LoadedModel:
         return self.tokenizer.stop_ids
 
     @property
+    def kv_place(self) -> str:
+        """What memory the KV cache is: which pages the system gave, and why no better ones."""
+        return self.engine.kv_place
+
+    @property
     def note(self) -> str:
         """What a user who chats should be told, or ""."""
         return self.format.note

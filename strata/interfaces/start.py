@@ -7,10 +7,13 @@ from strata.interfaces.terminal import note, watched
 from strata.plan.plan import Plan
 
 
-def announce(plan: Plan, machine: HardwareProfile) -> None:
-    """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace."""
+def announce(plan: Plan, machine: HardwareProfile, kv_place: str) -> None:
+    """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace.
+
+    kv_place: what memory the KV cache became.
+    """
     if not watched():
         return
     from strata.interfaces.plan_report import summary  # rich takes 60 ms
 
-    note(summary(plan, machine))
+    note(f"{summary(plan, machine)}\nkv       {kv_place}")

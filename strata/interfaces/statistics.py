@@ -51,6 +51,7 @@ def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
         "prefill": _figures(progress.prefill) if progress else None,
         "decode": _figures(progress.decode) if progress else None,
         "memory_bandwidth": bandwidth,
+        "kv_place": answer.model.kv_place,
     }
 
 

@@ -161,6 +161,7 @@ class KvTiers:
         assert source.host is not None
         source.reader = self._mover.move(self._place(copy.target), source.host, outward=False)
         self._begin(copy.target, target, source.reader, outward=False)
+        self.statistics.back += 1
         return None
 
     # -- room ----------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class FakeModel:
     name = "fake"
     stop_ids: frozenset[int] = frozenset()
     note = ""
+    kv_place = "nowhere"
 
     def __init__(self, context: int = 10_000, delay: float = 0.0) -> None:
         self.context = context

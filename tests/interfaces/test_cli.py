@@ -123,6 +123,7 @@ def test_json_has_the_answer_and_its_figures(ask: Any) -> None:
     assert report["finish_reason"] == "length" and report["answer_tokens"] == 5
     assert report["decode"]["seconds"] > 0 and report["memory_bandwidth"] > 0
     assert report["model"] == "tiny-moe"
+    assert report["kv_place"].partition(" in ")[2].partition(" pages")[0] in ("plain", "transparent huge")
     assert report["decode"]["tokens_per_second"] == report["decode"]["tokens"] / report["decode"]["seconds"]
 
 

@@ -41,6 +41,7 @@ from strata.device.base import Device
 from strata.errors import CapacityError
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.experts import ExpertSpace
+from strata.memory.kv_border import SlotBorder
 from strata.memory.regions import aligned
 from strata.memory.transfer import Priority
 from strata.plan.spec import ModelSpec
@@ -107,12 +108,11 @@ class HybridBackend(DeviceOps):
         self._results = self.device.host_alloc(largest * 4, "results")
         self._result_event = self.device.event()
         self.memory.begin_step()
-        return DeviceKv(self.memory.region, spec, pages)
+        return self._device_kv(spec, pages)
 
     def copy_pages(self, cache: DeviceKv, copies: Sequence[tuple[int, int]]) -> None:
-        """One after the other, on the compute stream."""
-        for target, source in cache.copies(copies):
-            self.device.copy(target, source, self.memory.compute, "copy of a page")
+        """One after the other."""
+        cache.copy_pages(copies)
 
     # A pass
 
@@ -189,6 +189,15 @@ class HybridBackend(DeviceOps):
             self.source.close()
 
     # Inside
+
+    def _device_kv(self, spec: KvSpec, pages: int) -> DeviceKv:
+        """Expert slots lend their room to pages, but the experts of one token always have theirs."""
+        region, experts = self.memory.region, self.spec.experts
+        if experts is None or not region.slots:
+            return DeviceKv(self.memory, spec, pages, None)
+        least = min(region.slots, experts.router.top_k)
+        border = SlotBorder(region, self.cache, least)
+        return DeviceKv(self.memory, spec, region.sizes.pages_beside(least), border)
 
     def _make_cache(self) -> ExpertCache:
         experts = self.spec.experts

@@ -8,35 +8,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvSpec
+from strata.backends.hybrid.memory import HybridMemory
 from strata.core import Batch
 from strata.core import Sequence as Tokens
 from strata.device.base import Buffer
-from strata.memory.regions import DeviceRegion
+from strata.memory.kv_mover import KvMover
+from strata.memory.kv_places import Border, PageMover
 
 
 class DeviceKv:
-    """All pages in device memory. What streams pages from the host offers the same methods."""
+    """All pages in device memory. What streams pages from the host offers the same methods.
 
-    def __init__(self, region: DeviceRegion, spec: KvSpec, pages: int) -> None:
-        """IndexError when the region has fewer than `pages` pages."""
+    A page's number is its place in the region. most_pages: how many there can be, once expert slots gave what
+    they may (`border`); those beyond the first ones exist only while the border leaves room for them. place:
+    what memory it is, for the log.
+    """
+
+    place = "device memory"
+
+    def __init__(self, memory: HybridMemory, spec: KvSpec, most_pages: int, border: Border | None) -> None:
         self.spec = spec
-        self.pages = [region.page(index) for index in range(pages)]
-        self._addresses = np.array([page.address for page in self.pages], np.uint64)
+        self.most_pages = most_pages
+        self.border = border
+        self._memory = memory
+        self._addresses = np.zeros(0, np.uint64)
+
+    def mover(self, host_pages: int) -> PageMover:
+        """Moves pages to and from a pinned pool of `host_pages` pages, which is taken now."""
+        memory, nbytes = self._memory, self.spec.page_bytes
+        pool = memory.device.host_alloc(host_pages * nbytes, "KV pool")
+        return KvMover(memory.device, memory.queue, memory.region.page, pool, nbytes, memory.compute)
 
     def blocks(self, layer: int, sequence: Tokens) -> list[Buffer]:
         """The layer's block of every page that holds a token of the sequence, in order."""
-        size = self.spec.layer_bytes
-        return [self.pages[page].slice(layer * size, size) for page in self._used(sequence).tolist()]
+        size, page = self.spec.layer_bytes, self._memory.region.page
+        return [page(index).slice(layer * size, size) for index in self._used(sequence).tolist()]
 
     def addresses(self, batch: Batch) -> NDArray[np.uint64]:
         """Where the pages of all sequences begin, sequence after sequence."""
         used = np.concatenate([self._used(sequence) for sequence in batch.sequences])
+        known, region = len(self._addresses), self._memory.region
+        if region.pages > known:  # a place's address never changes
+            added = [region.page(index).address for index in range(known, region.pages)]
+            self._addresses = np.append(self._addresses, np.array(added, np.uint64))
         found: NDArray[np.uint64] = self._addresses[used]
         return found
 
-    def copies(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[Buffer, Buffer]]:
-        """(target, source) of whole pages, from (source, target) numbers."""
-        return [(self.pages[target], self.pages[source]) for source, target in pairs]
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Whole pages, (source, target) after (source, target), on the compute stream."""
+        page = self._memory.region.page
+        for source, target in pairs:
+            self._memory.device.copy(page(target), page(source), self._memory.compute, "copy of a page")
 
     def begin_layer(self, layer: int) -> None:
         """Attention of the layer comes next: nothing to bring."""

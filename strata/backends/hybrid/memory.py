@@ -36,6 +36,7 @@ class HybridMemory:
             slot_bytes=options.slot_bytes,
             page_bytes=kv.page_bytes,
         )
+        self.device = device
         self.region = DeviceRegion(device, sizes, options.slots)
         self.compute = device.stream("compute")
         self.queue = TransferQueue(device, options.transfers)

@@ -104,7 +104,7 @@ def _report(bench: Any, repetitions: int, *, warm: bool, form: str) -> None:
     from strata.interfaces.terminal import note, printable
 
     if form == "md":
-        announce(bench.plan, bench.machine)
+        announce(bench.plan, bench.machine, bench.kv_place)
     for case in bench.left_out:
         note(f"note: {case.label} is left out: the model's context is {bench.context} tokens")
     if warm:

@@ -129,7 +129,7 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
     machine = with_device(remembered_machine(), config)
     model = open_model(config, machine)
     if not as_json:
-        announce(model.plan, machine)
+        announce(model.plan, machine, model.kv_place)
     session = Session(model, config, raw=raw)
     if prompt is not None:
         from strata.interfaces.once import answer_once
