@@ -128,10 +128,12 @@ class HybridBackend(DeviceOps):
         routes = Routes({}, {})
         for index, layer in enumerate(layers):
             due = self._step * len(layers) + index
+            self.label = f"layer {due}"
             self.memory.queue.begin_layer(due)
             self.loader.settle()
             with self.memory.workspace.scope():
                 self.attend(residual, layer.attention, cache, batch)
+            with self.memory.workspace.scope():
                 if isinstance(layer.ffn, FeedForward):
                     self.feed_forward(residual, layer.ffn)
                 else:
@@ -182,10 +184,9 @@ class HybridBackend(DeviceOps):
         self.cache.check_integrity()
 
     def close(self) -> None:
-        """Wait for everything and unlock the experts' memory; the device can be closed then."""
+        """Let what is on the bus arrive and unlock the experts' memory. Close the device next."""
         if hasattr(self, "memory"):
             self.memory.queue.drain()
-            self.device.sync(self.memory.compute)
             self.source.close()
 
     # Inside
@@ -212,9 +213,8 @@ class HybridBackend(DeviceOps):
     def _make_flow(self, top_k: int) -> None:
         device, memory, options, hidden = self.device, self.memory, self.options, self.spec.hidden
         place = device, memory.compute
-        buffers = StreamBuffers(
-            *place, memory.queue, self.source, memory.workspace, options.slot_bytes, options.stream_experts
-        )
+        ring = options.slot_bytes, options.stream_buffers, options.stream_experts
+        buffers = StreamBuffers(*place, memory.queue, self.source, memory.workspace, *ring)
         split = Split(options.misses, options.speeds)
         share = HostShare(device, self.cpu, options.rows, hidden, options.simulated)
         self.readback = Readback(*place, options.rows, hidden, top_k)
@@ -241,6 +241,7 @@ class HybridBackend(DeviceOps):
 
     def _end(self) -> None:
         """Experts that were missed come in the background, as many as a step may bring."""
+        self.label = "logits"
         self.memory.uploads.end()
         for claim in self.cache.admit_misses():
             due = (self._step + 1) * self.spec.layers + claim.expert.layer
@@ -253,8 +254,7 @@ class HybridBackend(DeviceOps):
         hidden = self._normed(residual, router.norm)
         logits = self.plain_linear(hidden, router.matrix, router.bias)
         routes = self.route_on_device(logits, router.spec, router.select_bias)
-        host_may_compute = self.options.misses != "fetch" and not self.flow.stream.active
-        self.readback.start(routes, hidden if host_may_compute else None)
+        self.readback.start(routes, None if self.options.misses == "fetch" else hidden)
         shared = self._shared(hidden, experts)
         self.prefetcher.collect()
         read = self.readback.finish()

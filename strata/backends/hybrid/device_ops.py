@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +25,7 @@ from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 class DeviceOps(ComposedOps):
     """Part of HybridBackend. Everything is launched on one stream, in the order of the calls.
 
-    memory: as the first `kv_cache` cut it. label: of the ops to come, on the timeline.
+    memory: as `kv_cache` cut it. label: of the ops to come, on the timeline; transfers count layers alike.
     """
 
     device: Device
@@ -176,7 +177,7 @@ class DeviceOps(ComposedOps):
     def launch(self, launches: Launches) -> None:
         """Enqueue on the compute stream."""
         for launch in launches:
-            self.device.launch(launch, self.memory.compute)
+            self.device.launch(replace(launch, label=self.label), self.memory.compute)
 
     def _prepare(self, batch: Batch, ropes: Sequence[RopeSpec]) -> None:
         """Tables that all layers of a pass share."""

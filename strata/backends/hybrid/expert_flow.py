@@ -93,16 +93,16 @@ class ExpertFlow:
         due: the running count of the layer. active: the experts to compute, None: all that are routed to.
         """
         found = self._acquire(call, active)
-        hits = found.hits
+        hits, late = found.hits, len(found.arriving)
         missed = sorted([*found.missed, *found.queued])
-        decision = self._decide(call, len(hits) + len(found.arriving), missed)
+        decision = self._decide(call, len(hits) + late, missed)
         flow = LayerFlow(call, due, ExpertGroups(self._ops, call), decision, found.arriving, [])
         self._fetch(flow, found)
         self._loader.queue.pump()
         self._clock.start(decision)
         flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h in hits])
         self._clock.hits_done()
-        self._count(len(hits), len(found.arriving), flow)
+        self._count(len(hits), late, flow)
         return flow
 
     def finish(self, flow: LayerFlow) -> Matrix:
@@ -145,14 +145,19 @@ class ExpertFlow:
         return found
 
     def _decide(self, call: ExpertCall, hits: int, missed: list[int]) -> Decision:
-        if self.stream.active:
-            return Decision(tuple(missed), (), "the prompt streams")
-        counts = np.bincount(call.ids.reshape(-1), minlength=call.bank.count)[missed].tolist()
+        """Experts that were loaded ahead count as hits."""
+        there = self.stream.loaded(call.bank.layer).intersection(missed)
+        absent = [index for index in missed if index not in there]
+        counts = np.bincount(call.ids.reshape(-1), minlength=call.bank.count)[absent].tolist()
         rows, top_k = call.ids.shape
-        return self.split.decide(LayerMisses(call.bank, rows, top_k, hits, missed, counts))
+        foreseen = self.stream.active
+        layer = LayerMisses(call.bank, rows, top_k, hits + len(there), absent, counts, foreseen)
+        return self.split.decide(layer)
 
     def _fetch(self, flow: LayerFlow, found: _Found) -> None:
-        """Slots for what shall be fetched and may stay; the rest streams."""
+        """Slots for what shall be fetched and may stay; the rest streams, after what was loaded ahead."""
+        missed = {*found.missed, *found.queued}
+        flow.streamed += sorted(self.stream.loaded(flow.call.bank.layer) & missed)
         for index in flow.decision.fetch:
             expert = ExpertId(flow.call.bank.layer, index)
             if index in found.queued:
@@ -200,6 +205,6 @@ class ExpertFlow:
         metrics = self.metrics
         metrics.hits += hits
         metrics.late += late
-        metrics.fetched += len(flow.decision.fetch) - len(flow.streamed)
+        metrics.fetched += len(flow.arriving) - late
         metrics.streamed += len(flow.streamed)
         metrics.computed += len(flow.decision.compute)

@@ -1,4 +1,4 @@
-"""Experts stream through two buffers; in a prompt, the next layer's first ones before its router is asked."""
+"""Experts stream through buffers; in a prompt, the next layer's first ones before its router is asked."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class _Ahead(NamedTuple):
 class ExpertStream:
     """Experts that get no slot. Decides whether a pass streams as a whole, and then keeps the bus busy across
     layers: each expert crosses at most once per layer and pass, and none takes a slot from what decode needs.
+    The host may compute a share all the same.
 
     `use(load, wanted)` makes the launches for the experts of a load that are wanted, and releases it.
     """
@@ -35,6 +36,7 @@ class ExpertStream:
         self._split = split
         self._banks: list[tuple[int, ExpertBank]] = []
         self._ahead = _Ahead(-1, [])
+        self._least = 0
 
     @property
     def active(self) -> bool:
@@ -45,22 +47,21 @@ class ExpertStream:
         """A new pass over layers that route: (running count of the layer, its bank) of each, in order."""
         self.buffers.reset()
         self._ahead = _Ahead(-1, [])
-        worth = bool(banks) and self.is_worthwhile(banks[0][1], rows, top_k)
-        self._banks = list(banks) if worth else []
-        if self._banks:
-            self._look_ahead(0)
+        self._least = self.sure_to_cross(banks[0][1], rows, top_k) if banks else 0
+        self._banks = list(banks) if self._least else []
+        self._look_ahead(0)
 
-    def is_worthwhile(self, bank: ExpertBank, rows: int, top_k: int) -> bool:
-        """Whether nearly all experts will be needed, and bringing them all is faster than any other split."""
+    def sure_to_cross(self, bank: ExpertBank, rows: int, top_k: int) -> int:
+        """How many experts of a layer are worth loading before its router is asked: none unless nearly all of
+        them will be needed, then as many as are better fetched than computed by the host."""
         if distinct_experts(rows, bank.count, top_k) < FORESEEN_SHARE * bank.count:
-            return False
-        if self._split.mode != "auto":
-            return self._split.mode == "fetch"
-        every, counts = range(bank.count), [rows * top_k // bank.count] * bank.count
-        ahead = self._split.cost(LayerMisses(bank, rows, top_k, 0, every, counts, foreseen=True))
-        asked = self._split.cost(LayerMisses(bank, rows, top_k, 0, every, counts))
-        mixed = asked.split(0, bank.count, "auto")
-        return ahead.seconds(0, bank.count, bank.count) < asked.seconds(0, bank.count, mixed)
+            return 0
+        return self._split.count(LayerMisses(bank, rows, top_k, 0, range(bank.count), (), foreseen=True))
+
+    def loaded(self, layer: int) -> set[int]:
+        """Experts of a layer that were loaded ahead: fetching them costs nothing any more."""
+        loads = self._ahead.loads if self._ahead.layer == layer else []
+        return {expert.index for load in loads for expert in load.experts}
 
     def run(
         self, layer: int, missed: Sequence[int], due: int, use: Callable[[StreamLoad, list[int]], None]
@@ -68,8 +69,7 @@ class ExpertStream:
         """Compute a layer's missed experts (ascending) and, when the pass streams, begin to load the next
         layer's. due: the running count of the layer."""
         loads = self._ahead.loads if self._ahead.layer == layer else []
-        wanted = set(missed)
-        there = {expert.index for load in loads for expert in load.experts}
+        wanted, there = set(missed), self.loaded(layer)
         parts = self._parts(layer, [index for index in missed if index not in there])
         while loads or parts:
             while parts and self.buffers.free:
@@ -90,10 +90,11 @@ class ExpertStream:
         due, bank = self._banks[place]
         has = self._loader.has
         absent = [i for i in range(bank.count) if not has(ExpertId(bank.layer, i))]
-        parts = self._parts(bank.layer, absent)[: self.buffers.free]
-        loads = [self.buffers.load(part, Priority.NEXT, due) for part in parts]
-        self._ahead = _Ahead(bank.layer, loads)
-        self._loader.queue.pump()
+        parts = self._parts(bank.layer, absent[: self._least])[: self.buffers.free]
+        self._ahead = _Ahead(bank.layer, [])
+        for part in parts:
+            self._ahead.loads.append(self.buffers.load(part, Priority.NEXT, due))
+            self._loader.queue.pump()  # a batch for each, so that the first is not held up by the last
 
     def _parts(self, layer: int, experts: Sequence[int]) -> list[list[ExpertId]]:
         size = self.buffers.experts

@@ -58,7 +58,7 @@ class HybridMemory:
 
 
 def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
-    """Most bytes of the workspace that a pass takes: activations, logits, and the two stream buffers."""
+    """Most bytes of the workspace that a pass takes: activations, logits, and the stream buffers."""
     a, experts = spec.attention, spec.experts
     rope = a.rope.rotary_dim
     if a.mla is None:
@@ -76,7 +76,9 @@ def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
     layer = 2 * spec.hidden + max(attention, routed)
     activations = options.rows * (spec.hidden + rope + layer)
     logits = options.logit_rows * (2 * spec.hidden + spec.vocab + 1)
-    stream = 2 * options.stream_experts * aligned(options.slot_bytes) if options.slots else 0
+    stream = 0
+    if experts is not None:
+        stream = options.stream_buffers * options.stream_experts * aligned(options.slot_bytes)
     return 4 * (activations + logits) + stream + PIECES * ALIGNMENT
 
 

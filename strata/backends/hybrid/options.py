@@ -18,7 +18,10 @@ class HybridOptions:
     """slots: experts on the device; slot_bytes: of the largest expert's record (0 slots: anything above 0).
 
     rows: the most tokens of a pass; logit_rows: of them, whose logits are wanted; blocks: the most KV pages
-    of a pass, counted once per sequence. stream_experts: experts in each of the two reserved buffers.
+    of a pass, counted once per sequence. stream_buffers, stream_experts: a ring of so many reserved
+    buffers for so many experts each. What a prompt's copies hide behind attention must lie in it: with 4,096
+    tokens at 12 GB/s, 2 x 4 experts of Qwen3-30B's shape hide 37 % of the copies, 32 x 4 (a layer, 320 MB)
+    nearly all (virtual time).
     pinned: experts lie in memory that can be page-locked; False: they cross through the staging buffers.
     inserts_per_step: bound on experts admitted to the cache in one step. prefetch: the least share of a
     token's weight with which a guessed expert is fetched ahead; above 1: none is.
@@ -33,6 +36,7 @@ class HybridOptions:
     rows: int = 576
     logit_rows: int = 64
     blocks: int = 4096
+    stream_buffers: int = 2
     stream_experts: int = 4
     pinned: bool = True
     inserts_per_step: int | None = 16

@@ -65,10 +65,9 @@ class Prefetcher:
 
     def collect(self) -> None:
         """Queue what the answer names, if it is there and the bus has nothing better to do."""
-        if self._asked is None or not self._readback.ready():
+        if self._asked is None or (read := self._readback.finish_if_there()) is None:
             return
         (layer, due), self._asked = self._asked, None
-        read = self._readback.finish()
         room = self._room(layer)
         self.metrics.skipped += room < 1
         fetched = []
@@ -99,7 +98,8 @@ class Prefetcher:
         np.maximum.at(heaviest, ids.reshape(-1), shares.reshape(-1))
         ranked = np.argsort(-heaviest, kind="stable").tolist()
         has = self._loader.has
-        return [i for i in ranked if heaviest[i] >= self._least and not has(ExpertId(layer, i))]
+        worth = [i for i in ranked if 0 < heaviest[i] >= self._least]
+        return [i for i in worth if not has(ExpertId(layer, i))]
 
     def _room(self, layer: int) -> int:
         """Experts that cross until the next layer needs them, if nothing else is on the bus."""

@@ -47,16 +47,19 @@ class Readback:
         self._device.record(self._arrived, self._compute)
         self._started = hidden, routes
 
-    def ready(self) -> bool:
-        """Whether `finish` would return at once."""
-        return self._device.query(self._arrived)
-
     def finish(self) -> ReadRoutes:
         """Wait for what was started. Everything launched before it has run, then."""
-        assert self._started is not None
+        self._device.sync(self._arrived)
+        return self._take()
+
+    def finish_if_there(self) -> ReadRoutes | None:
+        """What was started, or None when it would have to be waited for."""
+        return self._take() if self._device.query(self._arrived) else None
+
+    def _take(self) -> ReadRoutes:
+        assert self._started is not None, "nothing was started"
         hidden, routes = self._started
         self._started = None
-        self._device.sync(self._arrived)
         shape, read = routes.ids.shape, self._device.host_read
         nbytes = routes.ids.buffer.nbytes
         ids = read(self._ids.slice(0, nbytes)).view(np.int32).reshape(shape).copy()

@@ -21,28 +21,30 @@ WEIGHT = 0.1
 TRUSTED = 8
 """Samples before a mean decides anything."""
 PROBE_EVERY = 64
-"""Decisions of one kind in a row after which the other kind is tried with one expert."""
+"""Decisions of one kind in a row after which the other kind is tried with one expert..."""
+PROBE_EVERY_AT_FIRST = 8
+"""...and as long as the other lane's speed is hardly known."""
 WORSE = 1.05
 """Measured times must differ by so much before a decision is taken back."""
-MOST_OFF = 64.0
-"""Bound of the ratios: one stalled layer must not decide for a long time."""
+MOST_OFF = 8.0
+"""A sample of a trusted mean counts as this many times the mean at most: a stall is no news."""
 
 Kind = Literal["cpu", "fetch"]
 
 
 @dataclass
 class Mean:
-    """A running mean that starts from a guess."""
+    """A running mean that starts from a guess, which the first sample replaces."""
 
     value: float = 1.0
     samples: int = 0
 
     def add(self, sample: float) -> None:
-        """Move towards a sample; the first ones count more, so that the guess is soon forgotten."""
+        """Move towards a sample; the first ones count alike."""
+        if self.trusted:
+            sample = min(MOST_OFF * self.value, max(self.value / MOST_OFF, sample))
         self.samples += 1
-        weight = max(WEIGHT, 1 / (1 + self.samples))
-        bounded = min(MOST_OFF, max(1 / MOST_OFF, sample))
-        self.value += weight * (bounded - self.value)
+        self.value += max(WEIGHT, 1 / self.samples) * (sample - self.value)
 
     @property
     def trusted(self) -> bool:
@@ -111,15 +113,18 @@ class Split:
         missed = len(layer.missed)
         if missed == 0:
             return Decision((), (), "")
-        cost = self.cost(layer)
-        count = cost.split(layer.hits, missed, self.mode)
+        cost, count = self.cost(layer), self.count(layer)
         computed, best = cost.seconds(layer.hits, missed, 0), cost.seconds(layer.hits, missed, count)
         reason = f"{count} of {missed} fetched: {best * 1e6:.0f} us, {computed * 1e6:.0f} us without"
         if self.mode != "auto":
             reason = f"experts.misses is {self.mode}"
         else:
-            count, reason = self._corrected(count, missed, reason)
+            count, reason = self._corrected(count, 0 if computed <= 2 * best else count - 1, reason)
         return self._chosen(layer, count, reason, best, computed)
+
+    def count(self, layer: LayerMisses) -> int:
+        """How many experts to fetch so that the layer ends first, as far as the model knows."""
+        return self.cost(layer).split(layer.hits, len(layer.missed), self.mode)
 
     def cost(self, layer: LayerMisses) -> LayerCost:
         """The layer's costs by plan, corrected by what was measured. Attention is left out: it comes before
@@ -160,8 +165,8 @@ class Split:
             kind: Kind = "fetch" if decision.fetch else "cpu"
             self._layers[kind].add(seconds / decision.all_computed)
 
-    def _corrected(self, count: int, missed: int, reason: str) -> tuple[int, str]:
-        """What measured times make of the model's answer."""
+    def _corrected(self, count: int, fewer: int, reason: str) -> tuple[int, str]:
+        """What measured times make of the model's answer. fewer: what a probe fetches instead."""
         means = self._layers
         known = means["cpu"].trusted and means["fetch"].trusted
         if count and known and means["fetch"].value > WORSE * means["cpu"].value:
@@ -171,11 +176,13 @@ class Split:
         kind: Kind = "fetch" if count else "cpu"
         self._alike = self._alike + 1 if kind == self._last_kind else 1
         self._last_kind = kind
-        if self._alike < PROBE_EVERY:
+        other = self.host if count else self.bus
+        every = PROBE_EVERY if other.trusted else PROBE_EVERY_AT_FIRST
+        if self._alike < every:
             return count, reason
         self._alike = 0
         self.metrics.probes += 1
-        return (0 if count else 1), f"a probe, once in {PROBE_EVERY} layers"
+        return (fewer if count else 1), f"a probe, once in {every} layers"
 
     def _chosen(self, layer: LayerMisses, count: int, reason: str, best: float, computed: float) -> Decision:
         """Fetch the experts with the most rows: the host's time grows with them, the bus's does not."""

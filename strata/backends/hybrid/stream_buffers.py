@@ -1,4 +1,4 @@
-"""Two reserved buffers for experts that get no slot: one is computed from while the other one fills."""
+"""Reserved buffers for experts that get no slot: some are computed from while the others fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strata.memory.transfers import TransferQueue
 
 @dataclass(eq=False)
 class StreamLoad:
-    """Experts that lie, or will lie, in one of the two buffers: each at its place in `records`."""
+    """Experts that lie, or will lie, in one of the buffers: each at its place in `records`."""
 
     buffer: int
     experts: tuple[ExpertId, ...]
@@ -24,9 +24,9 @@ class StreamLoad:
 
 
 class StreamBuffers:
-    """Load, wait, use, release: `load` may be called while at most one load is not released.
+    """A ring: load, wait, use, release, in the same order. The memory is the workspace's, taken for good.
 
-    experts: how many go into one buffer. The memory is the workspace's, taken for good.
+    count: buffers, two at least; experts: how many go into one.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class StreamBuffers:
         source: ExpertSource,
         workspace: Arena,
         slot_bytes: int,
+        count: int,
         experts: int,
     ) -> None:
         self._device = device
@@ -45,10 +46,10 @@ class StreamBuffers:
         self._source = source
         self.experts = experts
         self._places = [
-            [workspace.take(slot_bytes, "stream buffers") for _ in range(experts)] for _ in range(2)
+            [workspace.take(slot_bytes, "stream buffers") for _ in range(experts)] for _ in range(count)
         ]
-        self._released = [device.event(), device.event()]
-        self._loads: list[StreamLoad | None] = [None, None]
+        self._released = [device.event() for _ in range(count)]
+        self._loads: list[StreamLoad | None] = [None] * count
         self._turn = 0
 
     @property
@@ -66,7 +67,7 @@ class StreamBuffers:
         released = self._released[turn]
         transfer = self._queue.submit(copies, priority, due, [released] if released.recorded else [])
         load = self._loads[turn] = StreamLoad(turn, tuple(experts), tuple(records), transfer)
-        self._turn = 1 - turn
+        self._turn = (turn + 1) % len(self._loads)
         return load
 
     def wait(self, load: StreamLoad) -> None:
@@ -80,8 +81,10 @@ class StreamBuffers:
 
     def reset(self) -> None:
         """Drop what is loaded: nobody will use it (a pass that failed, a guess that was wrong)."""
-        for load in [load for load in (self._loads[self._turn], self._loads[1 - self._turn]) if load]:
-            self.drop(load)
+        oldest_first = self._loads[self._turn :] + self._loads[: self._turn]
+        for load in oldest_first:
+            if load is not None:
+                self.drop(load)
 
     def drop(self, load: StreamLoad) -> None:
         """Give the buffer back without having used it; what was not issued never crosses."""

@@ -64,9 +64,12 @@ class Uploads:
         pinned = device.host_alloc(nbytes, "inputs")
         self._arena = Arena("pinned inputs", pinned, "lower engine.prefill_chunk or the number of requests")
         self._last_use = device.event()
+        self._in_use = False
 
     def begin(self) -> None:
         """A new pass: what the last one put here is forgotten once the device has read it."""
+        if self._in_use:  # the last pass failed halfway
+            self.end()
         if self._last_use.recorded:
             self._device.sync(self._last_use)
         self._arena.used = 0
@@ -74,9 +77,11 @@ class Uploads:
     def end(self) -> None:
         """The last op that reads this pass's memory was launched."""
         self._device.record(self._last_use, self._compute)
+        self._in_use = False
 
     def pinned(self, values: NDArray[Any], what: str) -> Buffer:
         """A copy of `values` in pinned memory, for kernels to read."""
+        self._in_use = True
         buffer = self._arena.take(values.nbytes, what)
         self._device.host_write(buffer)[:] = flat_bytes(values)
         return buffer

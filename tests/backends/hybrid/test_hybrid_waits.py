@@ -1,0 +1,101 @@
+"""Every wait is needed: without any one of them a race is found or the logits are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from dropped_sites import Site, SiteDroppingDevice, calls_in_source
+from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, tokens
+from tiny_model import moe_spec
+
+from strata.backends.cpu import CpuBackend
+from strata.device.base import Copy, RaceError
+from strata.device.emulated import EmulatedDevice
+from strata.memory.transfer import Priority
+from strata.memory.transfers import TransferOptions, TransferQueue
+from strata.plan.spec import ModelSpec
+
+SEEDS = range(6)
+ROUTED = moe_spec(2, moe_layers=(True, True))
+DENSE = moe_spec(2, moe_layers=(False, False))
+STAGED = TransferOptions(staging_bytes=2048, speculative_bytes=8192)
+SLOW_BUS = replace(SPEEDS, to_device=1e7)
+# Single tokens are the host's, prompts stream.
+PATIENT = replace(SPEEDS, host_read=1e12, host_macs=2e8, to_device=2e8)
+
+
+def decode(spec: ModelSpec, sizes: tuple[int, ...], quiet: int = 0, **changes: Any) -> Callable[..., bool]:
+    """A scenario: feed a model, the first `quiet` times without asking for logits; right or not."""
+    store, cpu = CachedStore(spec), CpuBackend(threads=1, activations="f32")
+    plain, ids = Plain.make(cpu, store, spec), tokens(sum(sizes))
+    ends = np.cumsum(sizes).tolist()
+    parts = [ids[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    wanted = [plain.feed(part) for part in parts]
+
+    def run(device: Any) -> bool:
+        hybrid = make_hybrid(cpu, store, spec, device=device, **changes)
+        found = [hybrid.feed(part, logits=index >= quiet) for index, part in enumerate(parts)]
+        hybrid.close()
+        pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None]
+        return all(bool(np.abs(f - w).max() < 1e-4 * w.std()) for f, w in pairs)
+
+    return run
+
+
+def both_ways(device: Any) -> bool:
+    """Plain memory goes up through the two staging buffers while other bytes come down through them."""
+    queue = TransferQueue(device, STAGED)
+    first, second = np.random.default_rng(1).integers(0, 256, (2, 5000), dtype=np.uint8)
+    target = np.zeros_like(second)
+    there, beside = device.alloc(5000, "there"), device.alloc(5000, "beside")
+    stream, event = device.stream("other"), device.event()
+    queue.submit([Copy(beside, device.host_pageable(first, "first"))], Priority.NOW, 0)
+    queue.pump()
+    device.copy(there, device.host_register(second, "second"), stream)
+    device.record(event, stream)
+    back = device.host_pageable(target, "target")
+    queue.finish(queue.submit([Copy(back, there)], Priority.NOW, 1, [event]))
+    return bool((device.host_read(back) == second).all())
+
+
+SCENARIOS = {
+    "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
+    "streamed": decode(ROUTED, (20, 1, 20), misses="fetch", slots=2, stream_experts=1, prefetch=2.0),
+    "streamed, no slots": decode(ROUTED, (20, 1, 1), misses="fetch", slots=0, stream_experts=1),
+    "plain memory": decode(ROUTED, (20, 1, 1, 1), misses="auto", slots=4, pinned=False, transfers=STAGED),
+    "computed": decode(ROUTED, (5, 1, 1, 1, 1, 1), misses="cpu", slots=3, prefetch=0.0, speeds=SLOW_BUS),
+    "a prompt while experts arrive": decode(
+        ROUTED, (1, 20, 1, 20), misses="auto", slots=6, stream_experts=1, prefetch=2.0, speeds=PATIENT
+    ),
+    "dense": decode(DENSE, (3, 7, 2, 5), quiet=3),
+    "both ways": both_ways,
+}
+
+
+def outcome(name: str, seed: int, dropped: Site | None) -> tuple[bool, SiteDroppingDevice]:
+    device = SiteDroppingDevice(EmulatedDevice(FIGURES, seed=seed), dropped)
+    try:
+        return SCENARIOS[name](device), device
+    except (RaceError, AssertionError):
+        return False, device
+
+
+def noticed(site: Site, names: list[str]) -> bool:
+    return any(not outcome(name, seed, site)[0] for seed in SEEDS for name in names)
+
+
+def test_no_wait_can_be_left_out() -> None:
+    where: dict[Site, set[str]] = {}
+    for name in SCENARIOS:
+        for seed in SEEDS:
+            right, device = outcome(name, seed, None)
+            assert right, f"{name}, seed {seed}"
+            for site in device.sites:
+                where.setdefault(site, set()).add(name)
+    lines = {line for site in where for line in site}
+    assert calls_in_source() <= lines, f"never called: {sorted(calls_in_source() - lines)}"
+    missed = [site for site, names in where.items() if site and not noticed(site, sorted(names))]
+    assert not missed, "\n".join(map(str, missed))
