@@ -60,13 +60,13 @@ DEVICE void linear(const u8* weight, const float* x, const float* bias, float* y
     write_result<Tiles>(partial, y, bias, tokens, scale, add, shape);
 }
 
-#define LINEAR(format, tiles, ...)                                                                       \
-    extern "C" __global__ void __launch_bounds__(kTileThreads) linear_##format##_##tiles(                \
-        const u8* weight, const float* x, const float* bias, float* y, int rows, int columns, int units, \
-        int tokens, int row_blocks, float scale, int add) {                                              \
-        linear<__VA_ARGS__, tiles>(weight, x, bias, y, tokens, scale, add,                               \
-                                   {rows, columns, units, row_blocks});                                  \
-    }                                                                                                    \
+#define LINEAR(format, tiles, ...)                                                                        \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks) linear_##format##_##tiles( \
+        const u8* weight, const float* x, const float* bias, float* y, int rows, int columns, int units,  \
+        int tokens, int row_blocks, float scale, int add) {                                               \
+        linear<__VA_ARGS__, tiles>(weight, x, bias, y, tokens, scale, add,                                \
+                                   {rows, columns, units, row_blocks});                                   \
+    }                                                                                                     \
     EXPORT_KERNEL(linear_##format##_##tiles)
 
 #define LINEAR_FORMAT(format, ...) \
@@ -79,3 +79,7 @@ LINEAR_FORMAT(w4g128, Int4<128, false>)
 LINEAR_FORMAT(w4g32m, Int4<32, true>)
 LINEAR_FORMAT(w4g64m, Int4<64, true>)
 LINEAR_FORMAT(w4g128m, Int4<128, true>)
+LINEAR_FORMAT(mxfp4, Mxfp4)
+LINEAR_FORMAT(w8, Int8<0>)
+LINEAR_FORMAT(w8g32, Int8<32>)
+LINEAR_FORMAT(bf16, Bf16)

@@ -8,6 +8,7 @@
 #include "weights.cuh"
 
 constexpr int kTileTokens = 8, kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
+constexpr int kTileMinBlocks = 4;  // per SM: at most 128 registers
 
 // Row pointers of a lane's tokens, null where there is none.
 template <int Tiles>
@@ -95,6 +96,13 @@ DEVICE void multiply_row_block(const u8* block, int units, int columns, int firs
             x = load_activations(tokens, i + stride, columns, lane);
         }
         multiply_unit<Format>(current, current_x, sums);
+    }
+    if (!Format::kRowScale) return;
+    const float2 scale = Format::row_scale(block, units, lane);
+#pragma unroll
+    for (int tile = 0; tile < Tiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[tile][i] *= i < 2 ? scale.x : scale.y;
     }
 }
 

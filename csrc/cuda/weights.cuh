@@ -7,7 +7,11 @@
 // - columns: a lane's 4-bit word holds columns 8c..8c+7 of a row as (0 4)(1 5)(2 6)(3 7), low nibble first.
 //   Masking nibbles 16 bits apart gives the pairs (0 2), (1 3), (4 6), (5 7): the order in which tokens.cuh
 //   packs the activations.
-// A warp reads each 32-byte sector of a unit (16 rows x 64 columns) exactly once.
+// Formats with 8 and 16 bits are paired the same way. A warp reads each 32-byte sector of a unit (16 rows x
+// 64 columns) exactly once.
+//
+// A format says: kMinimum (scale * q + minimum), kRowScale (one scale per row, applied at the end), kGroups
+// (of a unit), block_bytes, load, operand, and what of scale, minimum and row_scale it has.
 #pragma once
 
 #include "device.cuh"
@@ -30,10 +34,15 @@ DEVICE float2 f16_pair(u32 pair) {
 
 DEVICE int rounded_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// What formats without a scale per row answer; never used.
+struct NoRowScale {
+    DEVICE float2 row_scale(const u8*, int, Lane) { return make_float2(1.0f, 1.0f); }
+};
+
 // w4g32, w4g64, w4g128 and their forms with a minimum: scale * (q - 8), or scale * q + minimum.
 template <int Columns, bool Minimum>
-struct Int4 {
-    static constexpr bool kMinimum = Minimum;
+struct Int4 : NoRowScale {
+    static constexpr bool kMinimum = Minimum, kRowScale = false;
     static constexpr int kGroups = Columns == 32 ? 2 : 1;  // of a unit
     static constexpr int kUnitBytes = 512;
 
@@ -84,4 +93,141 @@ struct Int4 {
 
     DEVICE float2 scale(const Unit& unit, int group) { return f16_pair(unit.scales[group]); }
     DEVICE float2 minimum(const Unit& unit, int group) { return f16_pair(unit.minimums[group]); }
+};
+
+// mxfp4: E2M1 values, one E8M0 byte per 32 columns. As bf16 with exponent and mantissa bits shifted into
+// place a value is 2^-126 of what it means, subnormal ones included.
+struct Mxfp4 : NoRowScale {
+    static constexpr bool kMinimum = false, kRowScale = false;
+    static constexpr int kGroups = 2, kUnitBytes = 512;
+    static constexpr u32 kTwoTo126 = 0x7e807e80u;
+
+    struct Unit {
+        uint2 words[2];
+        u16 scales[kGroups];  // of rows 2g and 2g + 1
+    };
+
+    DEVICE int block_bytes(int units) { return rounded_up(units * (kUnitBytes + 2 * kRowBlock), 64); }
+
+    DEVICE Unit load(const u8* block, int units, int unit, Lane lane) {
+        Unit loaded;
+        const u8* const values = block + unit * kUnitBytes + lane.member * 64 + lane.group * 8;
+        loaded.words[0] = load_once(reinterpret_cast<const uint2*>(values));
+        loaded.words[1] = load_once(reinterpret_cast<const uint2*>(values + 256));
+        const u8* const scales = block + units * kUnitBytes + unit * 32 + lane.group * 2;
+        loaded.scales[0] = *reinterpret_cast<const u16*>(scales);
+        loaded.scales[1] = *reinterpret_cast<const u16*>(scales + 16);
+        return loaded;
+    }
+
+    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
+        const uint2 words = unit.words[step / 2];
+        const int shift = step % 2 * 4;
+        a[0] = numbers(words.x >> shift);
+        a[1] = numbers(words.y >> shift);
+        a[2] = numbers(words.x >> (shift + 8));
+        a[3] = numbers(words.y >> (shift + 8));
+    }
+
+    DEVICE u32 numbers(u32 nibbles) {
+        const u32 bits = (nibbles & 0x00070007u) << 6 | (nibbles & 0x00080008u) << 12;
+        return fma_bf16x2(bits, kTwoTo126, 0x80008000u);  // + -0 keeps the sign of zeros
+    }
+
+    DEVICE float2 scale(const Unit& unit, int group) {
+        return make_float2(power(unit.scales[group] & 255u), power(unit.scales[group] >> 8));
+    }
+
+    // 2^(e - 127); the smallest is subnormal.
+    DEVICE float power(u32 exponent) { return __uint_as_float(exponent == 0 ? 0x00400000u : exponent << 23); }
+    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
+};
+
+// w8g32 (Columns 32, an fp16 scale per 32 columns) and w8 (Columns 0, an f32 scale per row).
+template <int Columns>
+struct Int8 {
+    static constexpr bool kMinimum = false, kRowScale = Columns == 0;
+    static constexpr int kGroups = kRowScale ? 1 : 2, kUnitBytes = 1024;
+
+    struct Unit {
+        uint2 words[kSteps];  // of step s: four columns of rows 2g and 2g + 1
+        u32 scales[kGroups];
+    };
+
+    DEVICE int block_bytes(int units) {
+        return rounded_up(units * kUnitBytes + (kRowScale ? 4 : units * 4) * kRowBlock, 64);
+    }
+
+    DEVICE Unit load(const u8* block, int units, int unit, Lane lane) {
+        Unit loaded;
+        const u8* const values = block + unit * kUnitBytes + lane.member * 128 + lane.group * 8;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            const u8* const chunk = values + step % 2 * 64 + step / 2 * 512;
+            loaded.words[step] = load_once(reinterpret_cast<const uint2*>(chunk));
+        }
+        if (kRowScale) return loaded;
+        const u8* const scales = block + units * kUnitBytes + unit * 64 + lane.group * 4;
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i)
+            loaded.scales[i] = load_once(reinterpret_cast<const u32*>(scales + i * 32));
+        return loaded;
+    }
+
+    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
+        a[0] = numbers(unit.words[step].x);
+        a[1] = numbers(unit.words[step].y);
+        a[2] = numbers(unit.words[step].x >> 8);
+        a[3] = numbers(unit.words[step].y >> 8);
+    }
+
+    // Bytes 0 and 2 as bf16: the low seven bits as 128 + v, then - 128, or - 256 where the sign bit is set;
+    // that bit turns one into the other.
+    DEVICE u32 numbers(u32 bytes) {
+        const u32 raised = (bytes & 0x007f007fu) | 0x43004300u, base = (bytes & 0x00800080u) | 0xc300c300u;
+        return fma_bf16x2(raised, kOnes, base);
+    }
+
+    DEVICE float2 scale(const Unit& unit, int group) {
+        return kRowScale ? make_float2(1.0f, 1.0f) : f16_pair(unit.scales[group]);
+    }
+    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
+
+    DEVICE float2 row_scale(const u8* block, int units, Lane lane) {
+        return *reinterpret_cast<const float2*>(block + units * kUnitBytes + lane.group * 8);
+    }
+};
+
+struct Bf16 : NoRowScale {
+    static constexpr bool kMinimum = false, kRowScale = false;
+    static constexpr int kGroups = 1, kUnitBytes = 2048;
+
+    struct Unit {
+        uint2 words[kSteps][2];  // columns 0 1 and 2 3 of a step's four
+    };
+
+    DEVICE int block_bytes(int units) { return units * kUnitBytes; }
+
+    DEVICE Unit load(const u8* block, int, int unit, Lane lane) {
+        Unit loaded;
+        const u8* const values = block + unit * kUnitBytes + lane.member * 256 + lane.group * 8;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            const u8* const chunk = values + step % 2 * 128 + step / 2 * 1024;
+            loaded.words[step][0] = load_once(reinterpret_cast<const uint2*>(chunk));
+            loaded.words[step][1] = load_once(reinterpret_cast<const uint2*>(chunk + 64));
+        }
+        return loaded;
+    }
+
+    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
+        const uint2 first = unit.words[step][0], second = unit.words[step][1];
+        a[0] = __byte_perm(first.x, second.x, 0x5410);
+        a[1] = __byte_perm(first.y, second.y, 0x5410);
+        a[2] = __byte_perm(first.x, second.x, 0x7632);
+        a[3] = __byte_perm(first.y, second.y, 0x7632);
+    }
+
+    DEVICE float2 scale(const Unit&, int) { return make_float2(1.0f, 1.0f); }
+    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
 };

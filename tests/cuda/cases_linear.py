@@ -9,7 +9,7 @@ from runners import read_only, unwritten
 
 from strata.backends.cuda import launch_shapes
 
-FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "w4g64m", "w4g128m")
+FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "w4g64m", "w4g128m", "mxfp4", "w8", "w8g32", "bf16")
 
 
 def prepare(
@@ -53,10 +53,11 @@ def case(
     return Case(title, "linear", lambda: prepare(fmt, rows, columns, tokens, per_block, add, bias), ptx)
 
 
+SIMULATED = ("w4g64", "w4g32m", "w4g128", "mxfp4", "w8", "bf16")
 # 1,024 columns are 4 units for each of the four warps: every stage of the loop.
 CASES = [
-    *(case("one-token", True, fmt, 32, 1024, 1) for fmt in FORMATS),
-    *(case("sixteen", fmt in ("w4g64", "w4g32m"), fmt, 16, 512, 16, bias=True) for fmt in FORMATS),
+    *(case("one-token", fmt in SIMULATED, fmt, 32, 1024, 1) for fmt in FORMATS),
+    *(case("sixteen", fmt == "w4g32m", fmt, 16, 512, 16, bias=True) for fmt in FORMATS),
     *(case("tails", fmt == "w4g64", fmt, 37, 200, 5, 2, add=True) for fmt in FORMATS),
     case("one-unit", False, "w4g64", 16, 64, 3),
     case("two-tiles-of-tokens", True, "w4g64", 33, 328, 21, 4, bias=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strata.store.formats import FORMATS, VALUE_BITS, PackedShape, PackedTensor
+from strata.store.formats import FORMATS, VALUE_BITS, ExpertLayout, PackedShape, PackedTensor
 from strata.store.pack import Codes, pack, unpack
 
 
@@ -14,6 +14,26 @@ def random_matrix(fmt: str, rows: int, columns: int, seed: int = 0) -> tuple[Pac
     shape = PackedShape(FORMATS[fmt], rows, columns)
     tensor = PackedTensor(fmt, shape, pack(shape, _random_codes(shape, rng)))
     return tensor, unpack(tensor).astype(np.float64)
+
+
+def random_record(layout: ExpertLayout, seed: int) -> np.ndarray:
+    """The bytes of one expert, its biases f32."""
+    rng = np.random.default_rng(seed)
+    record = np.zeros(layout.record_bytes, np.uint8)
+    for part in range(layout.slices):
+        for shape, offset in (
+            (layout.gate_up, layout.gate_up_offset(part)),
+            (layout.down, layout.down_offset(part)),
+        ):
+            record[offset : offset + shape.nbytes] = pack(shape, _random_codes(shape, rng))
+    if layout.biases:
+        for offset, count in (
+            (layout.gate_up_bias_offset, layout.slices * layout.gate_up.rows),
+            (layout.down_bias_offset, layout.hidden),
+        ):
+            values = rng.standard_normal(count).astype(np.float32)
+            record[offset : offset + values.nbytes] = values.view(np.uint8)
+    return record
 
 
 def _random_codes(shape: PackedShape, rng: np.random.Generator) -> Codes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases_experts
 import cases_linear
 import cases_norm
 import cases_wrappers
@@ -11,7 +12,7 @@ from runners import EmulatedRunner
 
 from strata.backends.cuda.emulator import ORDERS, Order
 
-ALL = [*cases_wrappers.CASES, *cases_norm.CASES, *cases_linear.CASES]
+ALL = [*cases_wrappers.CASES, *cases_norm.CASES, *cases_linear.CASES, *cases_experts.CASES]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -22,7 +23,7 @@ def test_checked(case: Case, order: Order) -> None:
     prepared.check()
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", [*cases_norm.CASES, *cases_wrappers.CASES], ids=str)
 def test_fast_build(case: Case) -> None:
     prepared = case.make()
     EmulatedRunner(checked=False).run(prepared.call)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARP = 32
+PLACE_BYTES = 256
+"""Expert kernels are told where records lie in units of this."""
 MAX_SHARED = 99 << 10
 """Bytes of shared memory that one block may ask for on sm_86."""
 
@@ -50,3 +52,28 @@ def linear(fmt: str, rows: int, tokens: int, per_block: int | None = None) -> La
     grid = (-(-row_blocks // per_block), -(-tokens // (tiles * TILE_TOKENS)), 1)
     entry = f"linear_{fmt}_{tiles}"
     return LaunchShape("linear", entry, grid, TILE_WARPS * WARP, partial_sums_bytes(tiles))
+
+
+def expert_gate_up(fmt: str, blocks: int, experts: int, most_tokens: int) -> LaunchShape:
+    """blocks: row blocks of gate_up, all slices; most_tokens: of one expert."""
+    return _expert_shape("expert_gate_up", fmt, blocks, experts, most_tokens)
+
+
+def expert_down(fmt: str, blocks: int, experts: int, most_tokens: int) -> LaunchShape:
+    """blocks: row blocks of down, that is of the hidden dimension."""
+    return _expert_shape("expert_down", fmt, blocks, experts, most_tokens)
+
+
+def _expert_shape(file: str, fmt: str, blocks: int, experts: int, most_tokens: int) -> LaunchShape:
+    tiles = 1 if most_tokens <= TILE_TOKENS else 2
+    grid = (blocks, experts, -(-most_tokens // (tiles * TILE_TOKENS)))
+    return LaunchShape(file, f"{file}_{fmt}_{tiles}", grid, TILE_WARPS * WARP, partial_sums_bytes(tiles))
+
+
+GATING_KINDS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
+"""What csrc/cuda/activation.cuh calls the kinds of `Gating`."""
+
+
+def combine_experts(columns: int, tokens: int) -> LaunchShape:
+    """One thread per four columns."""
+    return LaunchShape("combine", "combine_experts", (-(-columns // 4 // 128), tokens, 1), 128, 0)

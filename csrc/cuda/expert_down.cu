@@ -1,0 +1,75 @@
+// out[pair] = down hidden[pair] + bias: the second half of every routed expert, not yet weighted.
+//
+// hidden is f32 [pairs, slices * slice_width], out f32 [pairs, rows]. Slice s of the intermediate dimension
+// meets the down matrix `s * slice_bytes + down` into the record; the slices' results add up. bias: offset of
+// the f32 bias in the record, or 0. Grid: (row blocks, experts, tiles of tokens of the largest expert).
+// Must move: down of every expert, once per tile of tokens.
+#include "expert_table.cuh"
+
+struct DownShape {
+    int rows, units, slice_width, slices, slice_bytes, down, bias;
+};
+
+template <int Tiles>
+DEVICE void write_pairs(const PartialSums<Tiles>& sums, const float* bias, float* out, int pairs, int rows) {
+    for (int i = threadIdx.x; i < kRowBlock * PartialSums<Tiles>::kTokens; i += kTileThreads) {
+        const int row_in_block = i % 8 + i / 32 % 2 * 8, token = i / 8 % 4 + i / 64 * 4;
+        const int row = blockIdx.x * kRowBlock + row_in_block;
+        if (row >= rows || token >= pairs) continue;
+        const float value = sums.total(0, 1, row_in_block, token);
+        out[static_cast<size_t>(token) * rows + row] = bias == nullptr ? value : value + bias[row];
+    }
+}
+
+template <class Format, int Tiles>
+DEVICE void expert_down(const ExpertTable& experts, const float* hidden, float* out, const DownShape& shape) {
+    static_assert(!Format::kRowScale, "a scale per row would multiply the slices before it, too");
+    SHARED_MEMORY(shared);
+    constexpr int kTokens = PartialSums<Tiles>::kTokens;
+    const PartialSums<Tiles> partial = {reinterpret_cast<float*>(shared)};
+    const int first = experts.begin() + blockIdx.z * kTokens, pairs = min(experts.end() - first, kTokens);
+    if (pairs <= 0) return;
+    const Lane lane = this_lane();
+    const int warp = threadIdx.x / kWarp, width = shape.slices * shape.slice_width;
+    const u8* const record = experts.record();
+    float sums[Tiles][4] = {};
+    for (int slice = 0; slice < shape.slices; ++slice) {
+        const u8* const block = record + shape.down + static_cast<size_t>(slice) * shape.slice_bytes +
+                                static_cast<size_t>(blockIdx.x) * Format::block_bytes(shape.units);
+        Tokens<Tiles> tokens;
+#pragma unroll
+        for (int tile = 0; tile < Tiles; ++tile) {
+            const int token = tile * kTileTokens + lane.group;
+            const float* const row = hidden + static_cast<size_t>(first + token) * width;
+            tokens.rows[tile] = token < pairs ? row + slice * shape.slice_width : nullptr;
+        }
+        multiply_row_block<Format, Tiles>(block, shape.units, shape.slice_width, warp, kTileWarps, tokens,
+                                          lane, sums);
+    }
+    partial.write(warp, lane, sums);
+    __syncthreads();
+    const float* const bias = shape.bias ? reinterpret_cast<const float*>(record + shape.bias) : nullptr;
+    write_pairs<Tiles>(partial, bias, out + static_cast<size_t>(first) * shape.rows, pairs, shape.rows);
+}
+
+#define DOWN(format, tiles, ...)                                                                           \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                             \
+        expert_down_##format##_##tiles(const u8* region, const int* places, const int* first_pair,         \
+                                       const float* hidden, float* out, int rows, int units,               \
+                                       int slice_width, int slices, int slice_bytes, int down, int bias) { \
+        expert_down<__VA_ARGS__, tiles>({region, places, first_pair}, hidden, out,                         \
+                                        {rows, units, slice_width, slices, slice_bytes, down, bias});      \
+    }                                                                                                      \
+    EXPORT_KERNEL(expert_down_##format##_##tiles)
+
+#define DOWN_FORMAT(format, ...) \
+    DOWN(format, 1, __VA_ARGS__) \
+    DOWN(format, 2, __VA_ARGS__)
+
+DOWN_FORMAT(w4g32, Int4<32, false>)
+DOWN_FORMAT(w4g64, Int4<64, false>)
+DOWN_FORMAT(w4g128, Int4<128, false>)
+DOWN_FORMAT(w4g32m, Int4<32, true>)
+DOWN_FORMAT(mxfp4, Mxfp4)
+DOWN_FORMAT(w8g32, Int8<32>)
+DOWN_FORMAT(bf16, Bf16)

@@ -1,0 +1,199 @@
+"""Both halves of routed experts and their combination, against the reference's dequantized experts in f64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from cases import Case, Prepared, assert_close, bf16_bits, bf16_values, call_of
+from packed_weights import random_record
+from runners import read_only, unwritten
+
+from strata.backends.cuda import launch_shapes
+from strata.backends.cuda.launch_shapes import GATING_KINDS, PLACE_BYTES
+from strata.backends.parts import Gating
+from strata.backends.reference_ffn import Expert, expert_of, gated, separate
+from strata.store.formats import FORMATS, ExpertLayout
+
+PLACES = (5, 0, 3, 7, 2, 1, 6, 4)
+"""Slots are taken out of order."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """pairs: how many tokens each expert has, in the launch's order."""
+
+    fmt: str
+    hidden: int
+    width: int
+    slices: int
+    pairs: tuple[int, ...]
+    biases: bool = False
+    kind: str = "silu"
+
+    @property
+    def layout(self) -> ExpertLayout:
+        fmt = FORMATS[self.fmt]
+        return ExpertLayout(fmt, fmt, self.hidden, self.width, self.slices, self.biases)
+
+    @property
+    def gating(self) -> Gating:
+        return Gating(self.kind, 1.5, 2.0)  # type: ignore[arg-type]
+
+    def region(self) -> tuple[np.ndarray, np.ndarray, list[Expert]]:
+        """All slots as one array, places of the launch's experts, and the experts."""
+        records = [random_record(self.layout, seed) for seed in range(len(self.pairs))]
+        slot = self.layout.record_bytes
+        region = np.full(slot * (max(PLACES[: len(records)]) + 1), 0xFF, np.uint8)
+        for record, place in zip(records, PLACES, strict=False):
+            region[place * slot : place * slot + slot] = record
+        places = np.array(PLACES[: len(records)], np.int32) * (slot // PLACE_BYTES)
+        return (
+            read_only(region),
+            read_only(places),
+            [expert_of(r, self.layout, torch.float64) for r in records],
+        )
+
+    def first_pair(self) -> np.ndarray:
+        return read_only(np.concatenate([[0], np.cumsum(self.pairs)]).astype(np.int32))
+
+
+def rounded(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(bf16_values(bf16_bits(x)).astype(np.float64))
+
+
+def stream(setup: Setup, bytes_per_expert: int) -> dict[int, int]:
+    """Weights are read once per tile of tokens. Biases lie in the same argument: not counted where they are."""
+    if setup.biases:
+        return {}
+    tile = 8 if max(setup.pairs) <= 8 else 16
+    return {0: sum(-(-count // tile) for count in setup.pairs) * bytes_per_expert}
+
+
+def gate_up(setup: Setup) -> Prepared:
+    rng = np.random.default_rng(setup.hidden)
+    layout, (region, places, experts) = setup.layout, setup.region()
+    x = rng.standard_normal((7, setup.hidden)).astype(np.float32) * 0.2
+    token_of_pair = rng.integers(0, 7, sum(setup.pairs)).astype(np.int32)
+    hidden = unwritten((sum(setup.pairs), setup.width))
+    owners = np.repeat(np.arange(len(experts)), setup.pairs)
+    expected = np.stack(
+        [
+            _hidden(experts[owner], rounded(x)[token], setup.gating)
+            for owner, token in zip(owners, token_of_pair, strict=True)
+        ]
+    )
+    units = layout.gate_up.padded_cols // 64
+    bias = layout.gate_up_bias_offset if layout.biases else 0
+    gating = (GATING_KINDS[setup.kind], setup.gating.alpha, setup.gating.limit)
+    blocks = layout.gate_up.blocks * layout.slices
+    shape = launch_shapes.expert_gate_up(setup.fmt, blocks, len(experts), max(setup.pairs))
+    arrays = (region, places, setup.first_pair(), read_only(token_of_pair), read_only(x), hidden)
+    numbers = (setup.hidden, units, layout.slice_width, layout.slice_bytes, bias, *gating)
+    return Prepared(
+        call_of(shape, (*arrays, *numbers)),
+        lambda: assert_close(hidden, expected, 1e-5),
+        stream(setup, layout.gate_up.nbytes * layout.slices),
+    )
+
+
+def _hidden(expert: Expert, x: torch.Tensor, gating: Gating) -> np.ndarray:
+    parts = []
+    for part in expert.slices:
+        both = part.gate_up @ x
+        both = both if part.gate_up_bias is None else both + part.gate_up_bias
+        parts.append(gated(*separate(both, part.down.shape[1]), gating).numpy())
+    return np.concatenate(parts)
+
+
+def down(setup: Setup) -> Prepared:
+    rng = np.random.default_rng(setup.width)
+    layout, (region, places, experts) = setup.layout, setup.region()
+    hidden = rng.standard_normal((sum(setup.pairs), setup.width)).astype(np.float32)
+    out = unwritten((sum(setup.pairs), setup.hidden))
+    owners = np.repeat(np.arange(len(experts)), setup.pairs)
+    expected = np.stack([_down(experts[o], row) for o, row in zip(owners, rounded(hidden), strict=True)])
+    shape = launch_shapes.expert_down(setup.fmt, layout.down.blocks, len(experts), max(setup.pairs))
+    arrays = (region, places, setup.first_pair(), read_only(hidden), out)
+    bias = layout.down_bias_offset if layout.biases else 0
+    units = layout.down.padded_cols // 64
+    numbers = (
+        setup.hidden,
+        units,
+        layout.slice_width,
+        layout.slices,
+        layout.slice_bytes,
+        layout.down_offset(0),
+        bias,
+    )
+    return Prepared(
+        call_of(shape, (*arrays, *numbers)),
+        lambda: assert_close(out, expected, 2e-6),
+        stream(setup, layout.down.nbytes * layout.slices),
+    )
+
+
+def _down(expert: Expert, hidden: torch.Tensor) -> np.ndarray:
+    total = torch.zeros(expert.slices[0].down.shape[0], dtype=torch.float64)
+    width = expert.slices[0].down.shape[1]
+    for i, part in enumerate(expert.slices):
+        total += part.down @ hidden[i * width : (i + 1) * width]
+    return (total if expert.down_bias is None else total + expert.down_bias).numpy()
+
+
+def combine(columns: int, tokens: int, top_k: int, with_rest: bool) -> Prepared:
+    rng = np.random.default_rng(columns)
+    pairs = tokens * top_k
+    out = rng.standard_normal((pairs, columns)).astype(np.float32)
+    weights = rng.uniform(0, 1, pairs).astype(np.float32)
+    order = rng.permutation(pairs).astype(np.int32)
+    first = np.arange(0, pairs + 1, top_k).astype(np.int32)
+    first[1:-1] -= rng.integers(0, 2, tokens - 1)  # some tokens have fewer experts here
+    rest = rng.standard_normal((tokens, columns)).astype(np.float32) if with_rest else None
+    residual = rng.standard_normal((tokens, columns)).astype(np.float32)
+    sums = np.stack(
+        [
+            sum(
+                (weights[i] * out[order[i]].astype(np.float64) for i in range(first[t], first[t + 1])),
+                np.zeros(columns),
+            )
+            for t in range(tokens)
+        ]
+    )
+    expected = residual + 0.75 * (sums + (rest if rest is not None else 0.0))
+    shape = launch_shapes.combine_experts(columns, tokens)
+    arrays = (read_only(out), read_only(order), read_only(weights), read_only(first))
+    tail = (None if rest is None else read_only(rest), residual, columns // 4, 0.75)
+    return Prepared(call_of(shape, (*arrays, *tail)), lambda: assert_close(residual, expected, 2e-6))
+
+
+EXPERT_FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "mxfp4", "w8g32", "bf16")
+MANY = (3, 1, 16, 21)
+# 1,024 columns are four units per warp; 136 and 72 are tails inside a unit.
+LONG = {f"{fmt}-long": fmt for fmt in EXPERT_FORMATS}
+SETUPS = {
+    **{f"{fmt}-many": Setup(fmt, 136, 48, 1, MANY) for fmt in ("w4g64", "mxfp4")},
+    "w4g64-slices": Setup("w4g64", 128, 256, 2, (1, 3)),
+    "w4g128-slices": Setup("w4g128", 128, 1280, 2, (4,), kind="gelu_tanh"),
+    "mxfp4-biases": Setup("mxfp4", 72, 136, 1, (5, 1, 2), biases=True, kind="swiglu_clamped"),
+    "w4g32-wide": Setup("w4g32", 64, 256, 1, (9, 2)),
+}
+SIMULATED = ("w4g64-long", "w4g32m-long", "mxfp4-biases", "w8g32-long", "bf16-long")
+CASES = [
+    *(
+        Case(n, "expert_gate_up", lambda f=f: gate_up(Setup(f, 1024, 16, 1, (2, 8))), n in SIMULATED)
+        for n, f in LONG.items()
+    ),
+    *(
+        Case(n, "expert_down", lambda f=f: down(Setup(f, 32, 1024, 1, (2, 8))), n in SIMULATED)
+        for n, f in LONG.items()
+    ),
+    *(Case(n, "expert_gate_up", lambda s=s: gate_up(s), n in SIMULATED) for n, s in SETUPS.items()),
+    *(
+        Case(n, "expert_down", lambda s=s: down(s), n in (*SIMULATED, "w4g64-slices"))
+        for n, s in SETUPS.items()
+    ),
+    Case("with-rest", "combine", lambda: combine(512, 3, 4, True), True),
+    Case("tail", "combine", lambda: combine(516, 2, 8, False), True),
+]
