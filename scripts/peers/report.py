@@ -44,7 +44,7 @@ def markdown(rows: Sequence[Row], notes: Sequence[str]) -> str:
     """Notes as a list, then one line per row and state. Ratios above 1: Strata is faster."""
     limit = threshold(rows)
     rule = ["---" if name in _LEFT else "---:" for name in _COLUMNS]
-    lines = [f"- {note}" for note in (*notes, _state_note(rows, limit))]
+    lines = [f"- {note}" for note in (*notes, *_version_notes(rows), _state_note(rows, limit))]
     lines += ["", _line(_COLUMNS), _line(rule)]
     lines += [_line(_cells(row, found)) for row in rows for found in ratios(row.pairs, limit)]
     return "\n".join(lines) + "\n"
@@ -72,7 +72,8 @@ def to_json(rows: Sequence[Row], notes: Sequence[str]) -> dict[str, Any]:
 
 
 def merged(documents: Sequence[dict[str, Any]]) -> tuple[list[Row], list[str]]:
-    """Rows and notes of several `to_json`: rows in the order of the workloads, one for all pairs of a test.
+    """Rows and notes of several `to_json`: rows in the order of the workloads, one for all pairs of a test
+    that have the version of its last one.
 
     KeyError, TypeError: it is none.
     """
@@ -80,14 +81,32 @@ def merged(documents: Sequence[dict[str, Any]]) -> tuple[list[Row], list[str]]:
     pairs: dict[tuple[str, str, str], list[Pair]] = {}
     for row in (row for document in documents for row in document["rows"]):
         found = pairs.setdefault((row["peer"], row["isa"], row["test"]), [])
-        found += (Pair(Sample(**pair["peer"]), Sample(**pair["ours"])) for pair in row["pairs"])
+        found += (
+            Pair(Sample(**pair["peer"]), Sample(**pair["ours"]), pair.get("version", ""))
+            for pair in row["pairs"]
+        )
     rows = [
-        Row(Peer(name, isa, Path(name)), known[label], tuple(found))
+        Row(Peer(name, isa, Path(name)), known[label], _newest(found))
         for (name, isa, label), found in pairs.items()
     ]
     order = list(known)
     rows.sort(key=lambda row: (row.peer.name != LLAMA, row.peer.isa, order.index(row.work.label)))
     return rows, list(dict.fromkeys(note for document in documents for note in document["notes"]))
+
+
+def _newest(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    return tuple(pair for pair in pairs if pair.version == pairs[-1].version)
+
+
+def _version_notes(rows: Sequence[Row]) -> list[str]:
+    """Which rows were measured with which kernels."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for version in dict.fromkeys(pair.version for pair in row.pairs if pair.version):
+            found.setdefault(version, []).append(f"{row.peer.name} {row.peer.isa} {row.work.label}")
+    if len(found) == 1:
+        return [f"Strata's kernels: {version}" for version in found]
+    return [f"Strata's kernels {version}: {', '.join(names)}" for version, names in found.items()]
 
 
 def _state_note(rows: Sequence[Row], limit: float | None) -> str:

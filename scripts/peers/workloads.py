@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+_LONG = 2048
+"""A prompt of which one repetition has to do: it takes half a minute."""
+_TOUCH = 128
+"""Tokens that touch every expert of `moe`."""
 _PROMPT = 1
 """Tokens before each stream's answer at depth 0: what `strata bench` takes."""
 LLAMA, IK = "llama.cpp", "ik_llama.cpp"
@@ -33,6 +37,11 @@ class Workload:
         name = f"{self.model} {self.kind}"
         name += f" {self.tokens}" if self.kind == "prefill" else f" x {self.streams}"
         return name + (f" @ {self.depth} {self.kv}" if self.depth else "")
+
+    @property
+    def long(self) -> bool:
+        """A repetition takes half a minute: none is spent on warming up, and one has to do."""
+        return max(self.tokens if self.kind == "prefill" else 0, self.depth) >= _LONG
 
 
 def workloads(generate: int) -> list[Workload]:
@@ -79,10 +88,11 @@ class Peer:
 
     def warm_ups(self, work: Workload) -> int:
         """Repetitions that do not count, where its own warm-up is a single token, which leaves most experts
-        untouched. At depth the prompt has touched them, and llama.cpp's prefill repeats the whole prompt.
+        untouched. At depth the prompt has touched them, llama.cpp's prefill repeats the whole prompt, and
+        before a long one both compute a short one.
         `strata bench` warms up with 512 tokens."""
         whole = work.kind == "prefill" and self.name == LLAMA
-        return 0 if work.depth or whole else 1
+        return 0 if work.long or whole else 1
 
     def command(self, work: Workload, model: Path, threads: int, repeats: int) -> list[str]:
         """The call that measures `work` `repeats` times behind its warm-ups."""
@@ -96,6 +106,9 @@ class Peer:
 
     def _sizes(self, work: Workload) -> list[str]:
         """ik_llama.cpp has no -d: its -gp times the generation behind a prompt."""
+        if work.kind == "prefill" and work.long:
+            without = ["--warmup", "0"] if self.name == IK else ["--no-warmup"]
+            return ["-p", f"{_TOUCH},{work.tokens}", "-n", "0", *without]
         if work.kind == "prefill":
             return ["-p", str(work.tokens), "-n", "0"]
         if work.depth and self.name == IK:
