@@ -58,7 +58,7 @@ class Reader {
     uint64_t submit(size_t file, int64_t offset, U8& into, bool urgent) {
         require(file < reader().files(), "submit", "a file", file, reader().files());
         const int64_t bytes = into.size(), room = reader().file(file).bytes;
-        if (offset < 0 || bytes > room || offset > room - bytes)
+        if (offset < 0 || bytes == 0 || bytes > room || offset > room - bytes)
             throw py::value_error("submit: bytes " + std::to_string(offset) + " to " +
                                   std::to_string(offset + bytes) + " of a file of " + std::to_string(room));
         if (!into.writeable()) throw py::value_error("submit: the array is read-only");

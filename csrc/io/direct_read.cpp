@@ -30,11 +30,6 @@ int compare(int descriptor, const KnownFile& known) {
     return same ? kRead : kChanged;
 }
 
-template <class Jobs>
-auto find_ticket(Jobs& jobs, uint64_t ticket) {
-    return std::find_if(jobs.begin(), jobs.end(), [=](const auto& job) { return job.ticket == ticket; });
-}
-
 }  // namespace
 
 // The right to use a file's descriptor; outcome tells whether there is one.
@@ -98,32 +93,40 @@ DirectReader::~DirectReader() {
 
 uint64_t DirectReader::submit(const Piece& piece, bool urgent) {
     uint64_t ticket;
+    int parts;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         ticket = next_ticket_++;
-        (urgent ? urgent_ : patient_).push_back({ticket, piece});
+        Whole& whole = asked_[ticket] = {piece.bytes, 0, false, kRead};
+        for (int64_t at = 0; at < piece.bytes; at += kPart, whole.parts++) {
+            const Piece part{piece.file, piece.offset + at, std::min(kPart, piece.bytes - at),
+                             piece.into + at};
+            (urgent ? urgent_ : patient_).push_back({ticket, part});
+        }
+        parts = whole.parts;
     }
-    wanted_.notify_one();
+    for (int i = 0; i < parts; i++) wanted_.notify_one();
     return ticket;
 }
 
 void DirectReader::hurry(uint64_t ticket) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = find_ticket(patient_, ticket);
-    if (found == patient_.end()) return;
-    urgent_.push_back(*found);
-    patient_.erase(found);
+    const auto others = std::stable_partition(patient_.begin(), patient_.end(),
+                                              [=](const Job& job) { return job.ticket != ticket; });
+    urgent_.insert(urgent_.end(), others, patient_.end());
+    patient_.erase(others, patient_.end());
 }
 
 bool DirectReader::cancel(uint64_t ticket) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (std::deque<Job>* jobs : {&urgent_, &patient_}) {
-        const auto found = find_ticket(*jobs, ticket);
-        if (found == jobs->end()) continue;
-        jobs->erase(found);
-        return true;
-    }
-    return false;
+    const auto asked = asked_.find(ticket);
+    if (asked == asked_.end() || asked->second.begun) return false;
+    asked_.erase(asked);
+    for (std::deque<Job>* jobs : {&urgent_, &patient_})
+        jobs->erase(
+            std::remove_if(jobs->begin(), jobs->end(), [=](const Job& job) { return job.ticket == ticket; }),
+            jobs->end());
+    return true;
 }
 
 std::vector<Finished> DirectReader::finished(int64_t timeout_ns) {
@@ -156,16 +159,26 @@ void DirectReader::work() {
         std::deque<Job>& jobs = urgent_.empty() ? patient_ : urgent_;
         const Job job = jobs.front();
         jobs.pop_front();
+        asked_.at(job.ticket).begun = true;
         if (running_++ == 0) busy_since_ = now_ns();
         lock.unlock();
         const int outcome = read(job.piece);
         lock.lock();
-        if (--running_ == 0) totals_.busy_ns += now_ns() - busy_since_;
-        totals_.reads++;
-        if (outcome == kRead) totals_.bytes += job.piece.bytes;
-        finished_.push_back({job.ticket, outcome});
-        done_.notify_all();
+        end(job, outcome);
     }
+}
+
+// Under the lock.
+void DirectReader::end(const Job& job, int outcome) {
+    if (--running_ == 0) totals_.busy_ns += now_ns() - busy_since_;
+    Whole& whole = asked_.at(job.ticket);
+    if (whole.outcome == kRead) whole.outcome = outcome;
+    if (--whole.parts > 0) return;
+    totals_.reads++;
+    if (whole.outcome == kRead) totals_.bytes += whole.bytes;
+    finished_.push_back({job.ticket, whole.outcome});
+    asked_.erase(job.ticket);
+    done_.notify_all();
 }
 
 // File systems without direct reads refuse them at open or at the first read; then the page cache serves.

@@ -1,7 +1,8 @@
 // Pieces of files read past the page cache, several at once, by threads of their own.
 //
 // One thread of a drive's user waits for one read at a time, and an NVMe drive needs several in flight to
-// give what it can. Files are opened when they are first read, a bounded number at a time.
+// give what it can; so a long read goes in parts. Files are opened when they are first read, a bounded number
+// at a time.
 #pragma once
 
 #include <condition_variable>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 namespace strata::io {
@@ -48,6 +50,9 @@ struct ReadTotals {
 class DirectReader {
   public:
     static constexpr int64_t kAlign = 4096;
+    // The longest part. An expert of 2.5 MB alone came 1.4 times as fast in 4 parts as in one, three at a
+    // time 1.1 times (virtual disk of 2.5 GB/s; medians of 25, other programs running).
+    static constexpr int64_t kPart = 640 * 1024;
 
     // most_open: descriptors at a time, no fewer than threads. direct false: through the page cache.
     DirectReader(std::vector<KnownFile> files, int threads, int most_open, bool direct);
@@ -59,7 +64,7 @@ class DirectReader {
     const KnownFile& file(size_t index) const { return files_[index].known; }
     size_t files() const { return files_.size(); }
 
-    // Queues a read. Urgent ones go before all others; among equals the first comes first.
+    // Queues a read of at least a byte. Urgent ones go before all others; among equals the first comes first.
     uint64_t submit(const Piece& piece, bool urgent);
     // Makes a queued read urgent; nothing happens when it has begun.
     void hurry(uint64_t ticket);
@@ -81,13 +86,22 @@ class DirectReader {
         int users = 0;
         uint64_t used = 0;  // when last, counted in uses
     };
+    // A part of a read.
     struct Job {
         uint64_t ticket;
         Piece piece;
     };
+    // What was asked for with one ticket. parts: not ended yet; outcome: of the first part that failed.
+    struct Whole {
+        int64_t bytes;
+        int parts;
+        bool begun;
+        int outcome;
+    };
     class Lease;
 
     void work();
+    void end(const Job& job, int outcome);
     int read(const Piece& piece);
     int read_once(const Piece& piece, bool* refused);
     int open_locked(File& file);
@@ -104,6 +118,7 @@ class DirectReader {
     mutable std::mutex mutex_;  // guards all below
     std::condition_variable wanted_, done_;
     std::deque<Job> urgent_, patient_;
+    std::unordered_map<uint64_t, Whole> asked_;  // by ticket, until it has finished or was cancelled
     std::vector<Finished> finished_;
     ReadTotals totals_;
     uint64_t next_ticket_ = 1;

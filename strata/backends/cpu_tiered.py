@@ -23,6 +23,9 @@ DECODE_ROWS = 16
 order in which they come. Outputs wait for their turn in the sum; of a long prompt they would be too many, so
 its experts are taken in order."""
 
+GUESS_ROWS = 4
+"""Of more rows the experts are too many to be read ahead."""
+
 
 class TieredOps(LayerOps, ComposedOps):
     """Part of CpuBackend. Without a tier its ops are those of LayerOps; with one they give the same bits."""
@@ -67,14 +70,32 @@ class TieredOps(LayerOps, ComposedOps):
             routing = self.choose_experts(residual, layer.ffn.router)
             wanted = np.unique(routing.ids)
             routes.ids[index], routes.used[index] = routing.ids, len(wanted)
-            self._apply_tiered(residual, routing, layer.ffn.experts, wanted.tolist())
+            following = layers[index + 1] if index + 1 < len(layers) else None
+            self._apply_tiered(residual, routing, layer.ffn.experts, wanted.tolist(), following)
         return routes
 
-    def _apply_tiered(self, residual: F32, routing: Routing, part: Experts, wanted: list[int]) -> None:
+    def _apply_tiered(
+        self, residual: F32, routing: Routing, part: Experts, wanted: list[int], following: Layer | None
+    ) -> None:
+        """residual += routed experts + shared expert. following: the layer whose experts come next."""
         long = len(residual) > DECODE_ROWS
         with part.bank.bring(wanted, passing=long, ordered=long) as arriving:
+            if following is not None and len(residual) <= GUESS_ROWS:
+                self._foresee(residual, following)
             output = self._sum_experts(routing, part.bank, part.gating, wanted, arriving)
         self._join_experts(residual, output, routing, part)
+
+    def _foresee(self, residual: F32, layer: Layer) -> None:
+        """Guess a layer's experts by its router on what it will read, but for this layer's experts."""
+        if not isinstance(layer.ffn, RoutedFfn):
+            return
+        bank, router = layer.ffn.experts.bank, self._handles.of(layer.ffn.router, self.ops.Router)
+        if bank.tier is None or not bank.tier.foresight.wants(bank.layer):
+            return
+        unread = np.empty_like(residual)  # not the scratch that the experts of this layer read
+        ids, weights = self.ops.choose_experts(self.cpu, router, residual, unread)
+        ranked = ids.reshape(-1)[np.argsort(-weights.reshape(-1), kind="stable")]
+        bank.tier.expect(bank.layer, list(dict.fromkeys(ranked.tolist())))
 
     def _sum_experts(
         self, routing: Routing, bank: ExpertBank, gating: Gating, wanted: list[int], arriving: Records

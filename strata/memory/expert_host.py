@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from strata.core import ExpertId
-from strata.errors import CapacityError, StoreError
+from strata.errors import CapacityError
+from strata.memory.expert_arrivals import Arriving, Bytes, Read, Reader
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import Claim, Handle
 from strata.memory.experts import ExpertSpace
+from strata.memory.foresight import Foresight
 from strata.memory.heat import Heat
 from strata.memory.policies.base import PolicyFactory
-
-Bytes = NDArray[np.uint8]
 
 MOST_BUFFERS = 8
 """Records that pass through without a slot: as many as the disk reads at once."""
 MOST_PREFETCHES = 4
 """Prefetched records queued or being read: more would keep the disk from what is needed."""
-_WAIT_SECONDS = 1.0
-"""Per look at the reader; a read that takes longer is waited for again."""
-
-
-class Reader(Protocol):
-    """What reads records (`store.expert_reader.ExpertReader`)."""
-
-    def submit(self, expert: ExpertId, into: Bytes, *, urgent: bool) -> int:
-        """Begin to read a record; a ticket."""
-        ...
-
-    def hurry(self, ticket: int) -> None:
-        """It is needed now."""
-        ...
-
-    def cancel(self, ticket: int) -> bool:
-        """True: it never began."""
-        ...
-
-    def finished(self, seconds: float) -> list[tuple[int, StoreError | None]]:
-        """Reads that have ended, and how."""
-        ...
-
-    def close(self) -> None:
-        """Wait for what runs."""
-        ...
-
-
-class Read:
-    """A record on its way from the disk. claim None: into a buffer. users: how many wait for it."""
-
-    __slots__ = ("claim", "done", "expert", "place", "problem", "ticket", "users")
-
-    def __init__(self, expert: ExpertId, place: int, claim: Claim | None) -> None:
-        self.expert = expert
-        self.place = place
-        self.claim = claim
-        self.ticket = 0
-        self.users = 0
-        self.done = False
-        self.problem: StoreError | None = None
 
 
 @dataclass
@@ -112,6 +67,7 @@ class HostExperts:
         buffers = min(MOST_BUFFERS, max(1, places // 4))
         self.cache = ExpertCache(space, places - buffers, policy)
         self.statistics = HostStatistics()
+        self.foresight = Foresight()
         self._buffers = list(range(places - buffers, places))
         self._reads: dict[int, Read] = {}  # running or queued, by ticket
         self._loading: dict[ExpertId, Read] = {}  # into slots, until loaded or abandoned
@@ -131,13 +87,18 @@ class HostExperts:
         self.collect(0.0)
         self.cache.begin_step()  # its list of misses is for caches that choose what to insert at a step's end
         self._drop_guesses(layer, experts)
+        if not passing:
+            self.foresight.judge(layer, experts)
         if self._heat is not None and not passing:
             self._heat.add(layer, experts)
         return Arriving(self, layer, experts, passing, ordered)
 
     def expect(self, layer: int, experts: Sequence[int]) -> None:
-        """Experts that will probably be asked for next, likeliest first. Read when nothing else is."""
-        for index in experts:
+        """Experts that will probably be asked for next, likeliest first.
+
+        Those whose rank has mostly been right so far are read after all that is needed now.
+        """
+        for index in self.foresight.expect(layer, experts):
             expert = ExpertId(layer, index)
             if self._waiting_guesses() >= MOST_PREFETCHES or not self._prefetch(expert):
                 return
@@ -252,7 +213,7 @@ class HostExperts:
         """False when there is no room for guesses."""
         if self.cache.slot_of(expert) is not None or expert in self._loading:
             return True
-        claim = self.cache.admit(expert)
+        claim = self.cache.admit(expert, insist=True)
         if not isinstance(claim, Claim):
             return False
         self._begin(expert, claim.slot, claim, urgent=False)
@@ -274,118 +235,6 @@ class HostExperts:
             del self._reads[read.ticket], self._loading[guess]
             self.cache.abandon(read.claim)
             self.statistics.dropped += 1
-
-
-class Arriving:
-    """Experts on their way: a context manager whose iterator gives {index: record} as they are there.
-
-    Every expert comes once. Records, u8 `[record_bytes]`, are valid until the next group is asked for; when
-    the experts need more room than there is, the others are read meanwhile into what the last group leaves.
-    StoreError for an expert that cannot be read.
-    """
-
-    def __init__(
-        self, host: HostExperts, layer: int, experts: Sequence[int], passing: bool, ordered: bool
-    ) -> None:
-        self._host = host
-        self._layer = layer
-        self._passing = passing
-        self._most = (
-            MOST_BUFFERS if ordered else None
-        )  # a long prompt's outputs wait in memory, so not too many
-        self._ordered = ordered
-        self._left = list(dict.fromkeys(experts))
-        self._handles: dict[int, Handle] = {}
-        self._reads: dict[int, Read] = {}
-        self._group: list[int] = []
-        acquired = host.cache.acquire(layer, self._left, prefill=passing)
-        self._handles.update((handle.expert.index, handle) for handle in acquired.handles)
-        for handle in acquired.loading:
-            read = host.find(handle.expert)
-            assert read is not None, f"{handle.expert} is loading, but nobody reads it"
-            self._reads[handle.expert.index] = read
-        for handle in acquired.handles:
-            host.used(handle.expert)
-        self._missing = [expert.index for expert in acquired.misses]
-        self._ask()
-
-    def __enter__(self) -> Arriving:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[dict[int, Bytes]]:
-        return self
-
-    def __next__(self) -> dict[int, Bytes]:
-        self._release(self._group)
-        self._group = []
-        if not self._left:
-            raise StopIteration
-        while True:
-            self._ask()
-            self._raise_problem()
-            self._group = self._ready()
-            if self._group:
-                break
-            self._wait()
-        self._left = [index for index in self._left if index not in self._group]
-        return {index: self._host.record_at(self._place(index), self._layer) for index in self._group}
-
-    def close(self) -> None:
-        """Give up what has not come; what is being read into a slot will be there for others."""
-        self._missing, self._left, self._group = [], [], []
-        self._release(list({**self._handles, **self._reads}))
-
-    def _ask(self) -> None:
-        """Begin to read what is missing, as far as there is room."""
-        while self._missing:
-            index = self._missing[0]
-            begun = self._host.read(ExpertId(self._layer, index), passing=self._passing)
-            if begun is None:
-                return
-            del self._missing[0]
-            self._reads[index], handle = begun
-            if handle is not None:
-                self._handles[index] = handle
-
-    def _wait(self) -> None:
-        if self._host.idle:
-            raise CapacityError(
-                f"layer {self._layer} waits for {len(self._left)} experts, all memory for experts is in use",
-                remedy="raise host.memory",
-            )
-        self._host.collect(_WAIT_SECONDS)
-
-    def _raise_problem(self) -> None:
-        for read in self._reads.values():
-            if read.problem is not None:
-                raise read.problem
-
-    def _ready(self) -> list[int]:
-        """What can be given now."""
-        ready = []
-        for index in self._left:
-            read = self._reads.get(index)
-            if (read is None and index in self._handles) or (read is not None and read.done):
-                ready.append(index)
-            elif self._ordered:
-                break
-        return ready[: self._most]
-
-    def _place(self, index: int) -> int:
-        read = self._reads.get(index)
-        return self._handles[index].slot if read is None else read.place
-
-    def _release(self, group: Sequence[int]) -> None:
-        for index in group:
-            handle = self._handles.pop(index, None)
-            if handle is not None:
-                self._host.cache.release(handle)
-            read = self._reads.pop(index, None)
-            if read is not None:
-                self._host.leave(read)
 
 
 def _check(sound: bool, problem: str) -> None:

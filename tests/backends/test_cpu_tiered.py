@@ -16,6 +16,7 @@ from tiny_model import EXPERTS, TOP_K, VOCAB, TinyStore, gpt_oss_spec, mla_spec,
 from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_tiered import DECODE_ROWS
+from strata.backends.cpu_weights import as_gating, as_record_shape
 from strata.backends.parts import RoutedFfn
 from strata.core import Batch, Sequence
 from strata.errors import StoreError
@@ -149,7 +150,6 @@ def test_a_sum_is_refused_while_experts_are_missing(backend: CpuBackend) -> None
     layout = ExpertLayout(FORMATS["bf16"], FORMATS["bf16"], 32, 16, 1, False)
     bank = random_bank(layout, 4)
     ids, weights = np.array([[1, 3]], np.int32), np.ones((1, 2), np.float32)
-    from strata.backends.cpu_weights import as_gating, as_record_shape
 
     shape, gating = (
         as_record_shape(backend.ops, layout),

@@ -34,10 +34,11 @@ def compile_with(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def run(program: Path) -> None:
+def run(program: Path, *arguments: object) -> None:
     # The thread sanitizer of GCC 12 cannot place its shadow where newer kernels randomise addresses.
     fixed = ["setarch", "-R"] if shutil.which("setarch") else []
-    done = subprocess.run([*fixed, program], capture_output=True, text=True, timeout=100)
+    command = [*fixed, program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and done.stdout == "ok\n", (done.stdout + done.stderr)[-3000:]
 
 
@@ -68,6 +69,15 @@ def test_pool_has_no_races(tmp_path: Path) -> None:
     flags = ["-O1", "-fsanitize=thread"]
     compile_with(*COMMON, *flags, CPU / "thread_pool.cpp", HERE / "pool_driver.cpp", "-o", program)
     run(program)
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_direct_reads_write_what_was_asked_for_without_races(tmp_path: Path, sanitizer: str) -> None:
+    flags = ["-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    program = tmp_path / "reads"
+    reader = ROOT / "csrc" / "io" / "direct_read.cpp"
+    compile_with(*COMMON, *flags, reader, HERE / "direct_read_driver.cpp", "-o", program)
+    run(program, tmp_path)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])

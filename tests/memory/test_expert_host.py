@@ -25,8 +25,11 @@ BYTES = {1: 64, 2: 96}  # layers may differ
 def make_host(
     places: int, reader: LateReader, policy: str = "lru", heat: Heat | None = None, spare: int = 0
 ) -> HostExperts:
+    """Its guesses are trusted from the start."""
     memory = np.zeros(places * max(BYTES.values()) + spare, np.uint8)
-    return HostExperts(SPACE, BYTES, memory, reader, POLICIES[policy], heat)
+    host = HostExperts(SPACE, BYTES, memory, reader, POLICIES[policy], heat)
+    host.foresight.trust = [1.0] * len(host.foresight.trust)
+    return host
 
 
 def check(layer: int, group: dict[int, NDArray[np.uint8]]) -> None:
