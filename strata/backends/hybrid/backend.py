@@ -6,6 +6,7 @@ Array validity: what an op returns lives in the workspace until the next `embedd
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,17 @@ from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
 from strata.backends.hybrid.device_ops import DeviceOps
-from strata.backends.hybrid.expert_flow import ExpertFlow
+from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, ExpertSource, HostShare
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.kv_blocks import DeviceKv
 from strata.backends.hybrid.memory import HybridMemory
 from strata.backends.hybrid.options import DECODE_TOKENS, HybridOptions
-from strata.backends.hybrid.prefetch import Prefetcher
+from strata.backends.hybrid.prefetch import Prefetcher, PrefetchMetrics
 from strata.backends.hybrid.readback import Readback
 from strata.backends.hybrid.slots import SlotLoader
-from strata.backends.hybrid.split import Split
+from strata.backends.hybrid.split import Split, SplitMetrics
 from strata.backends.hybrid.stream_buffers import StreamBuffers
 from strata.backends.parts import (
     ExpertBank,
@@ -40,14 +41,26 @@ from strata.core import Batch
 from strata.device.base import Device
 from strata.errors import CapacityError
 from strata.memory.expert_cache import ExpertCache
+from strata.memory.expert_slots import CacheStatistics
 from strata.memory.experts import ExpertSpace
 from strata.memory.kv_border import SlotBorder
 from strata.memory.regions import aligned
-from strata.memory.transfer import Priority
+from strata.memory.transfer import Priority, TransferStatistics
 from strata.plan.spec import ModelSpec
 from strata.store.formats import PackedTensor
 
 F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class HybridMetrics:
+    """How routed experts were answered, why, and what it cost; counted since the backend was made."""
+
+    experts: FlowMetrics
+    split: SplitMetrics
+    prefetch: PrefetchMetrics
+    cache: CacheStatistics
+    transfers: TransferStatistics
 
 
 class HybridBackend(DeviceOps):
@@ -178,6 +191,15 @@ class HybridBackend(DeviceOps):
         self.device.sync(self._result_event)
         return self.device.host_read(pinned).view(np.float32).reshape(x.shape).copy()
 
+    @property
+    def metrics(self) -> HybridMetrics | None:
+        """The counters themselves, which go on counting; None for a model without routed experts."""
+        if self.spec.experts is None:
+            return None
+        flow, guesses = self.flow, self.prefetcher.metrics
+        counters = flow.metrics, flow.split.metrics, guesses, self.cache.statistics
+        return HybridMetrics(*counters, self.memory.queue.statistics)
+
     def check_integrity(self) -> None:
         """AssertionError when region, transfers or expert cache are not sound."""
         self.memory.check_integrity()
@@ -218,7 +240,8 @@ class HybridBackend(DeviceOps):
         split = Split(options.misses, options.speeds)
         share = HostShare(device, self.cpu, options.rows, hidden, options.simulated)
         self.readback = Readback(*place, options.rows, hidden, top_k)
-        self.flow = ExpertFlow(self, self.loader, ExpertStream(buffers, self.loader, split), share, split)
+        stream = ExpertStream(buffers, self.loader, split)
+        self.flow = ExpertFlow(self, self.loader, stream, share, split, options.heat)
         guesses = Readback(*place, options.rows, hidden, top_k)
         rate = options.speeds.to_device
         self.prefetcher = Prefetcher(self, self.loader, guesses, options.prefetch, rate)
@@ -227,6 +250,8 @@ class HybridBackend(DeviceOps):
         self._step += 1
         self.cache.begin_step()
         self.source.know([layer.ffn.experts.bank for layer in layers if isinstance(layer.ffn, RoutedFfn)])
+        if self._step == 0 and self.options.heat is not None:
+            self.loader.warm(self.options.heat)
         self._prepare(batch, list({layer.attention.spec.rope for layer in layers}))
         counts = np.array([sequence.count for sequence in batch.sequences])
         self._decoding = np.repeat(counts <= DECODE_TOKENS, counts)

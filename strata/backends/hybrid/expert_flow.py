@@ -18,6 +18,7 @@ from strata.backends.hybrid.split import Decision, LayerMisses, Split
 from strata.backends.hybrid.stream_buffers import StreamLoad
 from strata.core import ExpertId
 from strata.memory.expert_slots import Claim, Handle
+from strata.memory.heat import Heat
 from strata.memory.transfer import Priority, Transfer, TransferState
 
 
@@ -77,6 +78,7 @@ class ExpertFlow:
         stream: ExpertStream,
         share: HostShare,
         split: Split,
+        heat: Heat | None,
     ) -> None:
         self.metrics = FlowMetrics()
         self.stream = stream
@@ -84,6 +86,7 @@ class ExpertFlow:
         self._ops = ops
         self._loader = loader
         self._share = share
+        self._heat = heat
         self._clock = LayerClock(ops.device, ops.memory.compute, split)
         self._held: list[Handle] = []
 
@@ -141,6 +144,8 @@ class ExpertFlow:
                     found.queued[handle.expert.index] = handle, transfer
                 else:
                     found.arriving.append((handle, transfer))
+        if self._heat is not None and found.learned:
+            self._heat.add(call.bank.layer, sorted(found.learned))
         found.hits.sort(key=lambda handle: handle.expert)
         return found
 

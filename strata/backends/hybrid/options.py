@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from strata.memory.heat import Heat
 from strata.memory.policies import POLICIES, PolicyFactory
 from strata.memory.transfers import TransferOptions
 from strata.plan.cost import Misses, Speeds
@@ -18,14 +19,16 @@ class HybridOptions:
     """slots: experts on the device; slot_bytes: of the largest expert's record (0 slots: anything above 0).
 
     rows: the most tokens of a pass; logit_rows: of them, whose logits are wanted; blocks: the most KV pages
-    of a pass, counted once per sequence. stream_buffers, stream_experts: a ring of so many reserved
-    buffers for so many experts each. What a prompt's copies hide behind attention must lie in it: with 4,096
-    tokens at 12 GB/s, 2 x 4 experts of Qwen3-30B's shape hide 37 % of the copies, 32 x 4 (a layer, 320 MB)
-    nearly all (virtual time).
+    of a pass, counted once per sequence.
+    stream_buffers, stream_experts: a ring of so many reserved buffers for so many experts each. What crosses
+    while a prompt's chunk goes through attention must lie in it: with 4,096 tokens, 2 x 4 experts of
+    Qwen3-30B-A3B's shape hid 37 % of the copies, 32 x 4 (a layer, 320 MB) nearly all (virtual time).
     pinned: experts lie in memory that can be page-locked; False: they cross through the staging buffers.
     inserts_per_step: bound on experts admitted to the cache in one step. prefetch: the least share of a
     token's weight with which a guessed expert is fetched ahead; above 1: none is.
-    simulated: charge the host's work by `speeds` to the device's clock (on the emulated device, whose time is
+    heat: what earlier runs used: the cache starts warm, in the background; it learns what decoding uses, and
+    saving it is the caller's business.
+    simulated: speeds by which the host's work moves the device's clock on (the emulated one, whose time is
     not the host's).
     """
 
@@ -43,4 +46,5 @@ class HybridOptions:
     prefetch: float = 0.2
     policy: PolicyFactory = POLICIES["lru"]
     transfers: TransferOptions = field(default_factory=lambda: TransferOptions(staging_bytes=4 << 20))
+    heat: Heat | None = None
     simulated: Speeds | None = None

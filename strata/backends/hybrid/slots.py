@@ -9,6 +9,7 @@ from strata.core import ExpertId
 from strata.device.base import Buffer, Copy
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import Claim, Handle
+from strata.memory.heat import Heat
 from strata.memory.regions import DeviceRegion
 from strata.memory.transfer import Priority, Transfer, TransferState
 from strata.memory.transfers import TransferQueue
@@ -37,6 +38,14 @@ class SlotLoader:
         transfer = self.queue.submit([Copy(target, record)], priority, due)
         self._loads[claim.expert] = claim, transfer
         return transfer
+
+    def warm(self, heat: Heat) -> None:
+        """Bring what earlier runs used most, in the background; tell the policy all that they used."""
+        heat.seed(self.cache.policy)
+        for expert in heat.warm_order(self.cache.slots):
+            claim = self.cache.admit(expert, insist=True)
+            if isinstance(claim, Claim):
+                self.load(claim, Priority.SPECULATIVE, expert.layer)
 
     def has(self, expert: ExpertId) -> bool:
         """Whether an expert has a slot, be it on its way there."""

@@ -83,8 +83,6 @@ class SplitMetrics:
     where the model would have fetched and the measured times said no. probes: that tried the other way.
     """
 
-    fetched: int = 0
-    computed: int = 0
     layers: int = 0
     taken_back: int = 0
     probes: int = 0

@@ -72,6 +72,11 @@ def test_the_same_tokens_as_the_cpu_backend(name: str, misses: str) -> None:
     backend.check_integrity()
     answers(engine, seed=3, abort=True)
     backend.check_integrity()
+    metrics = backend.metrics
+    assert metrics is not None
+    computed, fetched = metrics.experts.computed, metrics.experts.fetched + metrics.experts.streamed
+    assert (computed > 0, fetched > 0) == (misses != "fetch", misses != "cpu")
+    assert metrics.split.last_reason
     backend.close()
     backend.device.close()
 

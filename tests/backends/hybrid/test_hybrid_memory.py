@@ -15,6 +15,8 @@ from strata.core import Batch, ExpertId, Sequence
 from strata.device.emulated import EmulatedDevice
 from strata.device.figures import LinkFigures
 from strata.errors import CapacityError
+from strata.memory.experts import ExpertSpace
+from strata.memory.heat import Heat
 from strata.memory.transfers import TransferOptions
 from strata.plan.spec import ModelSpec
 
@@ -116,6 +118,29 @@ def test_wrong_guesses_are_stopped_and_a_busy_bus_gets_none(cpu: CpuBackend) -> 
     confident = guessing(cpu, 1e9, prefetch=0.6)
     assert confident.backend.prefetcher.metrics.fetched < narrow.backend.prefetcher.metrics.fetched
     for hybrid in (slow, narrow, confident):
+        hybrid.close()
+
+
+def test_a_warm_cache_starts_with_what_was_used_before(cpu: CpuBackend) -> None:
+    """Heat of one run warms the next: its first tokens find their experts."""
+    space, ids = ExpertSpace((EXPERTS,) * 3), tokens(12)
+    heat, changes = Heat("model", space), {"misses": "cpu", "slots": 12, "prefetch": 2.0}
+    cold = make_hybrid(cpu, CachedStore(ROUTED), ROUTED, heat=heat, **changes)
+    for index in ids:
+        cold.feed([index])
+    assert all(heat.shares(layer).sum() == pytest.approx(2.0) for layer in range(3)), (
+        "two of a layer per token"
+    )
+    warm = make_hybrid(cpu, CachedStore(ROUTED), ROUTED, heat=heat, seed=5, **changes)
+    found, hits = warm.feed(ids[:1]), warm.backend.flow.metrics
+    assert found is not None
+    warm.backend.memory.queue.drain()
+    warm.backend.loader.settle()
+    assert resident(warm) >= set(heat.warm_order(10))
+    for index in ids[1:4]:
+        warm.feed([index])
+    assert hits.hits > 0.4 * (hits.hits + hits.computed)
+    for hybrid in (cold, warm):
         hybrid.close()
 
 
