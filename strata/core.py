@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,18 +76,32 @@ class SamplingParams:
                 raise RequestError(f"{name} is {value!r}", remedy=f"allowed: {allowed}")
 
 
+class TokenLogprob(NamedTuple):
+    """A token's natural log-probability under the model, and the likeliest tokens beside it, best first.
+
+    Of the logits as the model gives them: before bias, penalties, filters and temperature.
+    """
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass
 class Request:
     """One prompt and the progress of its answer; the engine knows token ids only.
 
     `tokens` holds prompt and generated ids; positions [0, computed) are already in the KV pages, and the
     first `shared` of them were there before: another request had the same beginning.
+    logit_bias: added to the logits of these ids before anything else. logprobs: how many alternatives are
+    reported with each token's log-probability; None: no log-probabilities.
     """
 
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     shared: int = 0

@@ -113,6 +113,33 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP service. api_key_file: one key a line; the variable STRATA_API_KEY holds one, too.
+
+    model_name: what clients see; "auto" is the model's own. queue: requests that may wait. body: bytes of a
+    request. connections: at the same time. Seconds: client_ for a client to send its request or to accept a
+    piece of the answer, answer_ for a whole answer, stall_ without a token until /health says degraded,
+    drain_ for running answers after SIGTERM. cors: origins of web pages that may ask. warm_up: a short answer
+    before the first request. log: of the request lines on stderr.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key_file: str = ""
+    model_name: str = "auto"
+    queue: int = 64
+    connections: int = 512
+    body: int = 16 << 20
+    client_seconds: int = 30
+    answer_seconds: int = 3600
+    stall_seconds: int = 60
+    drain_seconds: int = 30
+    cors: tuple[str, ...] = ()
+    warm_up: bool = True
+    log: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True)
 class Config:
     """What was asked for; never rewritten. `origins` says where each given option came from."""
 
@@ -126,6 +153,7 @@ class Config:
     host: HostConfig = field(default_factory=HostConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     chat: ChatConfig = field(default_factory=ChatConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     file: Path | None = field(default=None, compare=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -199,6 +227,22 @@ KINDS: dict[str, dict[str, Kind]] = {
         "ignore_eos": Boolean(),
     },
     "chat": {"system": Text(), "template": Location(("auto",)), "history": Location(("auto", "none"))},
+    "server": {
+        "host": Text(),
+        "port": Integer(0, 65535),
+        "api_key_file": Location(),
+        "model_name": Text(),
+        "queue": Integer(1, 1 << 16),
+        "connections": Integer(2, 1 << 16),
+        "body": Size(low=1 << 10, auto=False),
+        "client_seconds": Integer(1, 3600),
+        "answer_seconds": Integer(1, 1 << 20),
+        "stall_seconds": Integer(1, 1 << 20),
+        "drain_seconds": Integer(0, 1 << 20),
+        "cors": Texts(),
+        "warm_up": Boolean(),
+        "log": Choice(("text", "json")),
+    },
 }
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvDtype, KvSpec
-from strata.core import FinishReason, Request
+from strata.core import FinishReason, Request, TokenLogprob
 from strata.engine.executor import Executor
 from strata.engine.metrics import Metrics, step_bytes
-from strata.engine.sampler import Sampler
+from strata.engine.sampler import Sampler, token_logprob
 from strata.engine.scheduler import Scheduler, Work
-from strata.errors import NumericalError, RequestError
+from strata.errors import RequestError
 from strata.memory.kv_pages import KvPages
 from strata.memory.kv_tiers import SPARE, KvTiers
 from strata.model.decoder import Decoder
@@ -46,10 +46,14 @@ class EngineOptions:
 
 
 class Event(NamedTuple):
-    """A request's progress: a new token; or None when it ended without one (stop id, error)."""
+    """A request's progress: a new token; or None when it ended without one (stop id, error).
+
+    logprob: the token's, where the request asked for it.
+    """
 
     request: Request
     token: int | None
+    logprob: TokenLogprob | None = None
 
 
 class Engine:
@@ -95,14 +99,16 @@ class Engine:
         Raises RequestError (ids outside the vocabulary, an id in use), ContextOverflowError (the prompt
         leaves no room for a token) or CapacityError (its worst case exceeds all pages).
         """
-        self._check(request)
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use", remedy="choose another")
+        self.check(request)
         if request.sampling.max_tokens == 0:
             request.finish_reason = FinishReason.LENGTH
             return
         self.scheduler.add(request)
         if sampler is None:
             banned = request.stop_ids if request.sampling.ignore_eos else ()
-            sampler = Sampler(request.sampling, self.options.valid_tokens, banned)
+            sampler = Sampler(request.sampling, self.options.valid_tokens, banned, request.logit_bias)
         self._samplers[request.request_id] = sampler
         self._requests[request.request_id] = request
         self.metrics.start(request.request_id)
@@ -171,18 +177,27 @@ class Engine:
         mover, border = cache.mover(options.host_pages), cache.border
         return KvTiers(self.pages, options.pages, options.host_pages, options.reserve_pages, mover, border)
 
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id!r} is in use", remedy="choose another")
+    def check(self, request: Request) -> None:
+        """Raise what `add` would raise, whatever else runs or waits; any thread may ask."""
+        self.scheduler.check(request)
         low, high, last = min(request.prompt), max(request.prompt), self.decoder.spec.vocab - 1
         if low < 0 or high > last:
             raise RequestError(f"the prompt has token ids {low} to {high}, the vocabulary is 0 to {last}")
+        biased, known = request.logit_bias, self.options.valid_tokens
+        if biased and not 0 <= min(biased) <= max(biased) < known:
+            raise RequestError(
+                f"logit_bias has token ids {min(biased)} to {max(biased)}, the vocabulary is 0 to {known - 1}"
+            )
 
     def _advance(self, request: Request, logits: NDArray[np.float32]) -> Event:
-        """Sample the next token of a request, and end the request if it is its last."""
+        """Sample the next token of a request, and end the request if it is its last.
+
+        What fails here is the request's own (its logits, its bias, its grammar): the others go on.
+        """
         try:
             token = self._samplers[request.request_id].sample(logits, request.tokens)
-        except NumericalError as error:
+            logprob = self._logprob(request, logits, token)
+        except Exception as error:
             return self._fail(request, error)
         request.tokens.append(token)
         if token in request.stop_ids:
@@ -190,7 +205,12 @@ class Engine:
             return Event(request, None)
         if len(request.tokens) >= self.scheduler.worst_case(request):
             self._finish(request, FinishReason.LENGTH)
-        return Event(request, token)
+        return Event(request, token, logprob)
+
+    def _logprob(self, request: Request, logits: NDArray[np.float32], token: int) -> TokenLogprob | None:
+        if request.logprobs is None:
+            return None
+        return token_logprob(logits[: self.options.valid_tokens], token, request.logprobs)
 
     def _fail(self, request: Request, error: Exception) -> Event:
         request.error = error

@@ -139,12 +139,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.preempted = 0  # seats taken from younger requests so far
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises ContextOverflowError for a prompt that leaves no room for one token, CapacityError when
-        the worst case exceeds all pages there are.
-        """
+    def check(self, request: Request) -> None:
+        """Raise what `add` would raise; looks at what never changes only, so any thread may ask."""
         if len(request.prompt) >= self.context:
             raise ContextOverflowError(len(request.prompt), self.context)
         needed, there = self.pages.pages_for(self.worst_case(request)), min(self.most_pages, self.pages.total)
@@ -153,6 +149,14 @@ class Scheduler:
                 f"the request may need {needed} KV pages, there are {there}",
                 remedy="lower max_tokens, or give the KV cache more pages",
             )
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises ContextOverflowError for a prompt that leaves no room for one token, CapacityError when
+        the worst case exceeds all pages there are.
+        """
+        self.check(request)
         self.waiting.append(request)
 
     def worst_case(self, request: Request) -> int:

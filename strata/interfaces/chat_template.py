@@ -251,14 +251,25 @@ class ChatFormat:
         **variables: Any,
     ) -> list[int]:
         """Token ids of the prompt, with one BOS where there should be one; typed control tokens stay text."""
-        _, pieces = self._template(tools).pieces(
+        return self.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)[1]
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> tuple[str, list[int]]:
+        """The prompt as text and as token ids."""
+        text, pieces = self._template(tools).pieces(
             self._tokenizer.controls,
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
-        return self._tokenizer.encode_chat(pieces)
+        return text, self._tokenizer.encode_chat(pieces)
 
     def render(
         self,

@@ -17,14 +17,20 @@ class Detokenizer:
 
     A token may end inside a UTF-8 character: at most three bytes are held back until the rest comes. The cost
     of a token does not depend on how many came before it.
-    continuation: the text goes on after a raw prompt, so a leading space belongs to it.
+    continuation: the text goes on after a raw prompt, so a leading space belongs to it. shown: special tokens
+    that are not skipped.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continuation: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special else frozenset()
+        self._skip = tokenizer.special_ids - shown if skip_special else frozenset()
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = not continuation
 

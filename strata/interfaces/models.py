@@ -15,6 +15,7 @@ from strata.hardware.profile import HardwareProfile
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
 from strata.interfaces.hardware import remembered_machine, with_device
+from strata.interfaces.importing import Progress
 from strata.interfaces.messages import Message
 from strata.interfaces.planning import plan_run
 from strata.interfaces.stores import store_path
@@ -27,10 +28,17 @@ _FIRST_LOOK = 16  # characters per token of the context; few texts have more
 
 
 class TextStream:
-    """Token ids to text, cut before the first stop text."""
+    """Token ids to text, cut before the first stop text. shown: special tokens that stay in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, continuation: bool) -> None:
-        self._characters = Detokenizer(tokenizer, continuation=continuation)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        *,
+        continuation: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._characters = Detokenizer(tokenizer, continuation=continuation, shown=shown)
         self._matcher = StopMatcher(stops)
 
     @property
@@ -79,20 +87,20 @@ class LoadedModel:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text that is continued as it is; control tokens in it count."""
-        self._check_length(text)
+        self.check_length(text)
         return self.tokenizer.encode_completion(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation up to where the answer begins; control tokens in messages are text."""
         for message in messages:
-            self._check_length(message["content"])
+            self.check_length(message["content"])
         return self.format.encode(messages)
 
     def text_stream(self, request: Request, *, continuation: bool) -> TextStream:
         """For one answer. continuation: the text goes on after a raw prompt."""
         return TextStream(self.tokenizer, request.sampling.stop, continuation=continuation)
 
-    def _check_length(self, text: str) -> None:
+    def check_length(self, text: str) -> None:
         """Refuse text far beyond the context by its beginning: encoding 16 MB takes 25 s and 3 GB."""
         size = _FIRST_LOOK * self.context
         while size < len(text):
@@ -102,12 +110,15 @@ class LoadedModel:
             size *= 4
 
 
-def open_model(config: Config, machine: HardwareProfile | None = None) -> LoadedModel:
+def open_model(
+    config: Config, machine: HardwareProfile | None = None, progress: Progress | None = None
+) -> LoadedModel:
     """The model that the configuration names; imported first if it is no store.
 
     machine: this one as it is known already; None: asked from the system, with remembered speeds.
+    progress: see `store_path`.
     """
-    path = store_path(config)
+    path = store_path(config, progress=progress)
     machine = with_device(machine or remembered_machine(), config)
     check_small_files(path)
     tokenizer = Tokenizer.load(path)

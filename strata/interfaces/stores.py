@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
 from strata.config import Config, ConvertConfig
 from strata.errors import UsageError
 from strata.interfaces.bundled import model_path
-from strata.interfaces.importing import cache_folder, cached_store
+from strata.interfaces.importing import Progress, cache_folder, cached_store
 from strata.interfaces.progress import progress_bar
 from strata.interfaces.terminal import note
 from strata.store.manifest import MANIFEST, read_manifest
@@ -16,10 +17,11 @@ from strata.store.options import ConvertOptions
 from strata.store.writer import beside
 
 
-def store_path(config: Config, *, text: bool = True) -> Path:
+def store_path(config: Config, *, text: bool = True, progress: Progress | None = None) -> Path:
     """The store of the model; anything but a store is converted into the cache on first use.
 
-    text: whether it must have a tokenizer; random token ids do without.
+    text: whether it must have a tokenizer; random token ids do without. progress: hears of a conversion
+    instead of a bar on the terminal.
     """
     path = model_path(config.model.path)
     if (path / MANIFEST).is_file():
@@ -34,10 +36,11 @@ def store_path(config: Config, *, text: bool = True) -> Path:
             remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
         )
     begin = time.perf_counter()
-    with progress_bar("importing") as progress:
+    shown = progress_bar("importing") if progress is None else contextlib.nullcontext(progress)
+    with shown as hears:
         cache = cache_folder(config.model.cache_dir) / "models"
         options = convert_options(config.convert)
-        store, report = cached_store(path, cache, options, progress, text=text)
+        store, report = cached_store(path, cache, options, hears, text=text)
     if report is not None:
         seconds = time.perf_counter() - begin
         note(f"imported {path.name} in {seconds:.1f} s, kept in {store}")

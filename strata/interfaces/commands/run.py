@@ -54,6 +54,7 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
+@click.option("--serve", is_flag=True, help="Answer over HTTP instead, as `strata serve` does.")
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 @_add_flags
 def command(
@@ -64,6 +65,7 @@ def command(
     raw: bool,
     ignore_eos: bool,
     as_json: bool,
+    serve: bool,
     show_config: bool,
     **flags: Any,
 ) -> int:
@@ -85,11 +87,21 @@ def command(
     overrides += [Override("model.path", model, "MODEL")] if model is not None else []
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
+    if serve:
+        return _serve(config_file, overrides, show_config, prompt is not None or raw or as_json)
     config = load_config(config_file, overrides)
     if show_config:
         click.echo(config.show())
         return 0
     return _run(config, _single_prompt(prompt), raw, as_json)
+
+
+def _serve(config_file: str | None, overrides: list[Override], show_config: bool, one_answer: bool) -> int:
+    from strata.interfaces.commands.serve import start
+
+    if one_answer:
+        raise UsageError("--serve does not go with --prompt, --raw or --json", remedy="leave one of them out")
+    return start(config_file, overrides, show_config)
 
 
 def _overrides(flags: dict[str, Any]) -> list[Override]:

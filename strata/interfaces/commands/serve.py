@@ -1,0 +1,86 @@
+"""`strata serve`: the OpenAI-compatible service."""
+
+from __future__ import annotations
+
+import click
+
+from strata.config import Config, Override, load_config
+from strata.errors import UsageError
+
+_FLAGS = (
+    (("-m", "--model"), "model.path", "PATH", "Store, GGUF file, Hugging Face directory, demo or smollm2."),
+    (("-c", "--context", "--ctx-size"), "model.context", "N", "Tokens of prompt and answer together."),
+    (("-t", "--threads"), "backend.threads", "N", "Threads that compute."),
+    (("--host",), "server.host", "ADDRESS", "Where to listen [127.0.0.1]."),
+    (("--port",), "server.port", "N", "TCP port [8080]; 0 takes a free one."),
+    (("--api-key-file",), "server.api_key_file", "FILE", "API keys, one a line."),
+    (("-a", "--alias"), "server.model_name", "NAME", "The model's name for clients."),
+    (("-np", "--parallel"), "engine.requests", "N", "Requests that may fill the context at once [4]."),
+)
+PARALLEL = 4
+"""Contexts that the KV cache holds, unless told otherwise: with one, a request keeps all others waiting."""
+
+
+@click.command("serve")
+@click.argument("model", required=False, metavar="[MODEL]")
+@click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
+@click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+@click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
+def command(
+    model: str | None,
+    config_file: str | None,
+    settings: tuple[str, ...],
+    log_json: bool,
+    show_config: bool,
+    **flags: str | None,
+) -> int:
+    """Serve a model over HTTP as OpenAI does: /v1/chat/completions, /v1/completions and more.
+
+    Listens on this machine only unless told otherwise. SIGTERM or Ctrl-C lets running answers end; a second
+    one does not. The variable STRATA_API_KEY sets an API key.
+
+    \b
+    Examples:
+      strata serve --config configs/demo.yaml
+      strata serve smollm2 --port 8000
+      STRATA_API_KEY=secret strata serve ~/stores/qwen3-30b --host 0.0.0.0 --log-json
+    """
+    if model is not None and flags["model__path"] is not None:
+        raise UsageError(f"two models: {model} and --model {flags['model__path']}", remedy="name one")
+    overrides = [Override.parse(item) for item in settings]
+    overrides += [
+        Override(option, text, max(names, key=len))
+        for names, option, _, _ in _FLAGS
+        if (text := flags[option.replace(".", "__")]) is not None
+    ]
+    overrides += [Override("model.path", model, "MODEL")] if model is not None else []
+    overrides += [Override("server.log", "json", "--log-json")] if log_json else []
+    return start(config_file, overrides, show_config)
+
+
+for _names, _option, _metavar, _text in reversed(_FLAGS):
+    command = click.option(*_names, _option.replace(".", "__"), metavar=_metavar, help=_text)(command)
+
+
+def start(config_file: str | None, overrides: list[Override], show_config: bool) -> int:
+    """Serve until a signal ends it; the exit code."""
+    config = serving_config(config_file, overrides)
+    if show_config:
+        click.echo(config.show())
+        return 0
+    if not config.model.path:
+        raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
+    from strata.interfaces.server.serving import serve
+
+    return serve(config)
+
+
+def serving_config(config_file: str | None, overrides: list[Override]) -> Config:
+    """The configuration; a server answers several at once where nobody said how many."""
+    config = load_config(config_file, overrides)
+    if config.where("engine.requests") == "default":
+        config = load_config(
+            config_file, [*overrides, Override("engine.requests", str(PARALLEL), "strata serve")]
+        )
+    return config

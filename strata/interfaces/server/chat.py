@@ -1,0 +1,185 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from strata.interfaces.models import TextStream
+from strata.interfaces.server.errors import bad_request, not_supported
+from strata.interfaces.server.generation import IDLE, Call, Choice, Piece
+from strata.interfaces.server.logprobs import chat_logprobs
+from strata.interfaces.server.output import CallDelta, Part, PlainOutput
+from strata.interfaces.server.schema import ChatBody
+from strata.interfaces.server.service import Service, head, usage
+from strata.interfaces.server.sse import KEEP_ALIVE, event
+from strata.interfaces.server.text import (
+    bias_of,
+    chat_messages,
+    chat_prompt,
+    check_parameters,
+    sampling_of,
+    template_variables,
+)
+from strata.interfaces.server.transport import streamed_answer, whole_answer
+
+
+async def chat_completion(service: Service, body: ChatBody, http: HttpRequest) -> Response:
+    """The whole way of a chat request. Raises ApiError before anything is sent where something is wrong."""
+    unknown = check_parameters(body)
+    _check(body)
+    call = await _start(service, body)
+    writer = ChatWriter(service, call, body)
+    if body.stream:
+        return streamed_answer(service, http, call, unknown, writer.events())
+    return await whole_answer(service, http, call, unknown, writer.whole())
+
+
+def _check(body: ChatBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options needs stream", "stream_options")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs", "top_logprobs")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise not_supported("response_format")
+    if body.tools:
+        raise not_supported("tools")
+
+
+async def _start(service: Service, body: ChatBody) -> Call:
+    model = service.model
+    variables = template_variables(body)
+    _, prompt = await service.in_thread("messages", chat_prompt, model, chat_messages(body), None, variables)
+    sampling, bias = sampling_of(body, service.config.sampling), bias_of(body, model)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    choices = []
+    for index in range(body.choices):
+        request = service.request(prompt, sampling, index, bias, logprobs)
+        text = TextStream(model.tokenizer, sampling.stop, continuation=False)
+        choices.append(Choice(index, request, text, PlainOutput()))
+    return service.call(choices, "messages")
+
+
+@dataclass
+class _Message:
+    """What came of one choice."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, part: Part) -> None:
+        self.text += part.text
+        self.reasoning += part.reasoning
+        if part.call is not None:
+            self._add_call(part.call)
+
+    def _add_call(self, delta: CallDelta) -> None:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": ""}
+            self.calls.append({"id": delta.id, "type": "function", "function": function})
+        self.calls[delta.call]["function"]["arguments"] += delta.arguments
+
+    def content(self) -> dict[str, Any]:
+        """As OpenAI has it; keys without a value that most answers lack are left out."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message |= {"content": self.text or None, "tool_calls": self.calls}
+        return message
+
+
+class ChatWriter:
+    """Puts a call's pieces into OpenAI's shape: one by one, or all together."""
+
+    def __init__(self, service: Service, call: Call, body: ChatBody) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._head = head(service, "chatcmpl", kind)
+        self._tokenizer = service.model.tokenizer
+        self._call = call
+        self._with_logprobs = bool(body.logprobs)
+        options = body.stream_options
+        self._with_usage = bool(options and options.include_usage)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        messages = [_Message() for _ in self._call.choices]
+        async for piece in self._call.pieces():
+            if piece is not IDLE:
+                self._take(messages[piece.index], piece)
+        choices = [
+            {
+                "index": index,
+                "message": message.content(),
+                "logprobs": {"content": message.logprobs} if self._with_logprobs else None,
+                "finish_reason": message.finish,
+            }
+            for index, message in enumerate(messages)
+        ]
+        return {**self._head, "choices": choices, "usage": usage(self._call)}
+
+    def _take(self, message: _Message, piece: Piece) -> None:
+        for part in piece.parts:
+            message.add(part)
+        message.logprobs += chat_logprobs(self._tokenizer, piece.logprobs)
+        message.finish = piece.finish
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events, without the last one, [DONE]."""
+        for choice in self._call.choices:
+            yield self._chunk(choice.index, {"role": "assistant", "content": ""})
+        async with contextlib.aclosing(self._call.pieces()) as pieces:
+            async for piece in pieces:
+                for chunk in [KEEP_ALIVE] if piece is IDLE else self._chunks(piece):
+                    yield chunk
+        if self._with_usage:
+            yield event({**self._head, "choices": [], "usage": usage(self._call)})
+
+    def _chunks(self, piece: Piece) -> list[bytes]:
+        """One for each part; the last has the logprobs. The finish reason has one of its own, as OpenAI's."""
+        deltas = [_delta(part) for part in piece.parts]
+        if piece.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        logprobs: list[dict[str, Any]] = chat_logprobs(self._tokenizer, piece.logprobs)
+        chunks = [self._chunk(piece.index, delta) for delta in deltas[:-1]]
+        chunks += [self._chunk(piece.index, delta, logprobs) for delta in deltas[-1:]]
+        if piece.finish is not None:
+            chunks.append(self._chunk(piece.index, {}, finish=piece.finish))
+        return chunks
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: list[dict[str, Any]] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": {"content": logprobs} if logprobs else None,
+            "finish_reason": finish,
+        }
+        extra = {"usage": None} if self._with_usage else {}
+        return event({**self._head, "choices": [choice], **extra})
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    if part.call is not None:
+        return {"tool_calls": [_call_delta(part.call)]}
+    return {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text}
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.call, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.call, "id": call.id, "type": "function", "function": function}

@@ -1,0 +1,55 @@
+"""Log lines on stderr: one for each request, with figures and never with anything of a body."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from strata.interfaces.terminal import printable
+
+_QUIET_PATHS = frozenset(
+    ("/health", "/metrics")
+)  # asked every few seconds, and of no interest when all is well
+
+
+class RequestLog:
+    """as_json: one JSON object a line instead of text. stream: stderr unless told otherwise."""
+
+    def __init__(self, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+        self._as_json = as_json
+        self._stream = stream
+
+    def request(
+        self, scope: Mapping[str, Any], status: int, seconds: float, fields: Mapping[str, Any]
+    ) -> None:
+        """A request that is over. seconds: until the last byte was sent."""
+        if scope["path"] in _QUIET_PATHS and status < 400:
+            return
+        client = (scope.get("client") or ("-",))[0]
+        line = {"client": client, "method": scope["method"], "path": scope["path"][:200], "status": status}
+        self._write("request", {**line, "seconds": round(seconds, 4), **fields})
+
+    def event(self, message: str, **fields: Any) -> None:
+        """Something about the server itself."""
+        self._write(message, fields)
+
+    def fault(self, message: str) -> None:
+        """Something that should not have happened."""
+        self._write("error", {"detail": message})
+
+    def _write(self, message: str, fields: Mapping[str, Any]) -> None:
+        stream = self._stream or sys.stderr
+        if self._as_json:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            text = json.dumps({"time": stamp, "message": message, **fields})
+        else:
+            shown = "  ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+            text = printable(f"{time.strftime('%H:%M:%S')} {message}  {shown}".rstrip())
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads the log: no reason to stop serving

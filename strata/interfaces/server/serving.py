@@ -1,0 +1,229 @@
+"""The process: socket, model, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from strata.config import Config
+from strata.errors import ConfigError, UsageError
+from strata.interfaces.models import LoadedModel, open_model
+from strata.interfaces.server.app import build_app, is_loopback
+from strata.interfaces.server.log import RequestLog
+from strata.interfaces.server.service import Service
+from strata.interfaces.server.worker import EngineThread, Report, State
+
+KEY_VARIABLE = "STRATA_API_KEY"
+_HEADER_BYTES = 64 << 10
+_KEEP_ALIVE_SECONDS = 30
+_LAST_WORDS_SECONDS = 3  # for connections to take the end of an answer, once nothing runs any more
+_JOIN_SECONDS = 1.0
+_MAX_KEY_FILE = 1 << 20
+
+
+def serve(config: Config) -> int:
+    """Run the service until a signal ends it; the exit code. Raises what kept the model from loading."""
+    log = RequestLog(as_json=config.server.log == "json")
+    keys = api_keys(config)
+    with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
+        return asyncio.run(_Process(config, listener, keys, log).run())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket. Raises UsageError when the address cannot be had."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, number)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(512)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {reason}", remedy="--port N (0: any free one) or --host"
+        ) from error
+    return listener
+
+
+def api_keys(config: Config) -> list[str]:
+    """From the environment and the file. Raises ConfigError for a file without a key."""
+    keys = [os.environ.get(KEY_VARIABLE, "").strip()]
+    name = config.server.api_key_file
+    if name:
+        with Path(name).open("rb") as file:
+            lines = file.read(_MAX_KEY_FILE).decode("utf-8", "replace").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ConfigError(f"{name}: no key in it ({config.where('server.api_key_file')})")
+        keys += found
+    return [key for key in keys if key]
+
+
+def _announce(log: RequestLog, config: Config, listener: socket.socket, keys: Sequence[str]) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    log.event("listening", url=f"http://{shown}:{port}", key="needed" if keys else "none")
+    if not keys and not is_loopback(config.server.host):
+        log.event(f"warning: everybody who reaches {host} may use this server: set {KEY_VARIABLE}")
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections on which no complete request header comes in time (uvicorn waits for ever)."""
+
+    header_seconds = 30.0
+
+    def connection_made(self, transport: Any) -> None:
+        """asyncio.Protocol."""
+        super().connection_made(transport)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol."""
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.Protocol."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _watch_header(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _give_up(self) -> None:
+        self._header_timer = None
+        if self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the process has its own idea of an end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Process:
+    """Owns the engine thread and the HTTP server."""
+
+    def __init__(self, config: Config, listener: socket.socket, keys: Sequence[str], log: RequestLog) -> None:
+        self._config = config
+        self._listener = listener
+        self._keys = keys
+        self._log = log
+        self._signals = 0
+        self._drain: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """The exit code. Raises the engine thread's failure."""
+        loop = asyncio.get_running_loop()
+        self._thread = EngineThread(
+            self._load,
+            loop.call_soon_threadsafe,
+            warm_up=self._config.server.warm_up,
+            on_ready=self._on_ready,
+            on_end=self._on_end,
+        )
+        self._service = Service(self._config, self._thread)
+        self._server = _Server(self._uvicorn_config())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        _announce(self._log, self._config, self._listener, self._keys)
+        self._thread.start()
+        await self._server.serve(sockets=[self._listener])
+        self._thread.stop()
+        if not await asyncio.to_thread(self._thread.join, _JOIN_SECONDS):
+            self._leave(0)  # it imports a model, or is in a long step: neither can be interrupted
+        if self._thread.failure is not None:
+            raise self._thread.failure
+        self._log.event("stopped")
+        return 0
+
+    def _load(self, report: Report) -> LoadedModel:
+        report("opening the model", None)
+        return open_model(
+            self._config,
+            progress=lambda done, total, what: report("importing the model", done / total if total else None),
+        )
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        BoundedProtocol.header_seconds = float(self._config.server.client_seconds)
+        return uvicorn.Config(
+            build_app(self._service, keys=self._keys, log=self._log),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=self._config.server.connections,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+        )
+
+    def _on_ready(self) -> None:
+        if self._service.draining:
+            return
+        model = self._service.model
+        options = model.engine.options
+        fields = {"context": options.context, "kv_pages": options.pages, "page_tokens": options.page_tokens}
+        self._log.event("ready", model=self._service.name, **fields)
+        if model.note:
+            self._log.event(f"note: {model.note}")
+
+    def _on_signal(self, number: int) -> None:
+        """The first drains, the second does not wait for anything."""
+        self._signals += 1
+        if self._signals > 1:
+            self._leave(128 + number)
+        self._log.event("stopping", answers_running=len(self._thread.open), again="stops at once")
+        self._service.draining = True
+        self._drain = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        """Let answers end for drain_seconds, then end them."""
+        deadline = asyncio.get_running_loop().time() + self._config.server.drain_seconds
+        while self._thread.open and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        self._thread.stop()
+        self._server.should_exit = True
+
+    def _on_end(self) -> None:
+        """The engine thread is through: without it there is nothing to serve."""
+        if self._thread.state is State.DEAD:
+            self._log.event("the engine has stopped", error=type(self._thread.failure).__name__)
+        self._server.should_exit = True
+
+    def _leave(self, code: int) -> NoReturn:
+        """Without waiting for the engine's thread, which may be in the middle of a long step."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
