@@ -2,7 +2,6 @@
 // STRATA_EMULATED is defined, so that g++ compiles the kernels as they are.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -28,8 +27,16 @@
 #define gridDim (strata::emu::builtins->grid_size)
 
 static constexpr u32 FULL = 0xffffffffu;
-using std::max;
-using std::min;
+
+// By value: the standard ones take references, and a constant's address is no memory of the device.
+template <class T>
+static inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+static inline T max(T a, T b) {
+    return a < b ? b : a;
+}
 
 namespace strata::emu {
 

@@ -16,12 +16,13 @@ from strata.backends.cuda.launch_shapes import LaunchShape
 class Prepared:
     """check() raises unless the call's outputs are right.
 
-    streams: bytes that the launch must read of an argument (weights, KV pages), by the argument's index.
+    streams: bytes that the launch must read of arguments (weights, KV pages), by the arguments' indices;
+    `reached` arrays come after the arguments.
     """
 
     call: Call
     check: Callable[[], None]
-    streams: dict[int, int] = field(default_factory=dict)
+    streams: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class Case:
         return f"{self.file}-{self.name}"
 
 
-def call_of(shape: LaunchShape, arguments: tuple[Argument, ...]) -> Call:
-    return Call(shape.file, shape.entry, shape.grid, shape.block, shape.shared_bytes, arguments)
+def call_of(
+    shape: LaunchShape, arguments: tuple[Argument, ...], reached: tuple[np.ndarray, ...] = ()
+) -> Call:
+    return Call(shape.file, shape.entry, shape.grid, shape.block, shape.shared_bytes, arguments, reached)
 
 
 def bf16_bits(values: np.ndarray) -> np.ndarray:

@@ -63,12 +63,12 @@ def rounded(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bf16_values(bf16_bits(x)).astype(np.float64))
 
 
-def stream(setup: Setup, bytes_per_expert: int) -> dict[int, int]:
-    """Weights are read once per tile of tokens. Biases lie in the same argument: not counted where they are."""
+def stream(setup: Setup, bytes_per_expert: int) -> dict[tuple[int, ...], int]:
+    """Weights are read once per tile of tokens. Biases lie in the same argument: nothing is claimed then."""
     if setup.biases:
         return {}
     tile = 8 if max(setup.pairs) <= 8 else 16
-    return {0: sum(-(-count // tile) for count in setup.pairs) * bytes_per_expert}
+    return {(0,): sum(-(-count // tile) for count in setup.pairs) * bytes_per_expert}
 
 
 def gate_up(setup: Setup) -> Prepared:

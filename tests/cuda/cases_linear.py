@@ -34,7 +34,7 @@ def prepare(
     return Prepared(
         call_of(shape, (*arguments, *numbers)),
         lambda: assert_close(y, expected, 2e-6),
-        {0: tensor.data.nbytes * tiles},
+        {(0,): tensor.data.nbytes * tiles},
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,12 +22,24 @@ from strata.backends.cuda.sources import KernelSource, kernel_folder, kernel_sou
 
 RED_ZONE, ALIGNMENT = 4096, 256
 HERE = Path(__file__).parent
-Argument = np.ndarray | int | float | None
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """An argument that is an array of addresses: entry i points at the call's `reached[i]`, None is null."""
+
+    targets: tuple[int | None, ...]
+
+
+Argument = np.ndarray | Pointers | int | float | None
 
 
 @dataclass(frozen=True)
 class Call:
-    """A launch with its arrays. None is a null pointer; a Python float an f32, an int an i32."""
+    """A launch with its arrays. None is a null pointer; a Python float an f32, an int an i32.
+
+    reached: arrays that kernels find through Pointers.
+    """
 
     file: str
     entry: str
@@ -35,6 +47,18 @@ class Call:
     block: int
     shared_bytes: int
     arguments: tuple[Argument, ...]
+    reached: tuple[np.ndarray, ...] = ()
+
+
+def resolved(call: Call, address: Callable[[int], int]) -> list[Argument]:
+    """The arguments, then `reached`; Pointers become arrays of `address(index into this list)`."""
+    first = len(call.arguments)
+
+    def table(pointers: Pointers) -> np.ndarray:
+        found = [0 if i is None else address(first + i) for i in pointers.targets]
+        return read_only(np.array(found, np.uint64))
+
+    return [*(table(a) if isinstance(a, Pointers) else a for a in call.arguments), *call.reached]
 
 
 def read_only(array: Any) -> np.ndarray:
@@ -72,9 +96,14 @@ class EmulatedRunner:
         checked, order, seed = self._settings
         library = build_emulated(source or source_of(call.file), checked)
         kernels = EmulatedKernels(library, checked, order, seed)
-        buffers = [Padded(i, a) for i, a in enumerate(call.arguments) if isinstance(a, np.ndarray)]
+        everything = [*call.arguments, *call.reached]
+        buffers = [Padded(i, a) for i, a in enumerate(everything) if isinstance(a, np.ndarray)]
         by_index = {buffer.index: buffer for buffer in buffers}
-        arguments = [_argument(i, a, by_index) for i, a in enumerate(call.arguments)]
+        values = resolved(call, lambda i: by_index[i].range.address)
+        tables = [Padded(i, values[i]) for i, a in enumerate(call.arguments) if isinstance(a, Pointers)]
+        buffers += tables
+        by_index |= {buffer.index: buffer for buffer in tables}
+        arguments = [_argument(i, a, by_index) for i, a in enumerate(values[: len(call.arguments)])]
         ranges = [buffer.range for buffer in buffers]
         kernels.launch(call.entry, call.grid, (call.block,), call.shared_bytes, arguments, ranges)
         for buffer in buffers:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import cases_attention
 import cases_experts
+import cases_heads
 import cases_linear
 import cases_norm
+import cases_router
 import cases_wrappers
 import pytest
 from cases import Case
@@ -12,7 +15,15 @@ from runners import EmulatedRunner
 
 from strata.backends.cuda.emulator import ORDERS, Order
 
-ALL = [*cases_wrappers.CASES, *cases_norm.CASES, *cases_linear.CASES, *cases_experts.CASES]
+ALL = [
+    *cases_wrappers.CASES,
+    *cases_norm.CASES,
+    *cases_linear.CASES,
+    *cases_experts.CASES,
+    *cases_attention.CASES,
+    *cases_heads.CASES,
+    *cases_router.CASES,
+]
 
 
 @pytest.mark.parametrize("order", ORDERS)

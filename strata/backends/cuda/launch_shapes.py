@@ -77,3 +77,45 @@ GATING_KINDS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
 def combine_experts(columns: int, tokens: int) -> LaunchShape:
     """One thread per four columns."""
     return LaunchShape("combine", "combine_experts", (-(-columns // 4 // 128), tokens, 1), 128, 0)
+
+
+ATTENTION_WARPS, ATTENTION_QUERIES, KV_TOKENS = 4, 8, 16
+"""csrc/cuda/attention_decode.cu: warps of a block, query heads of a block, tokens of a warp's turn."""
+
+
+def attention_splits(longest: int, blocks: int) -> int:
+    """Splits of the KV length: enough blocks for 82 SMs with four each, at least four turns per warp."""
+    useful = -(-longest // (4 * ATTENTION_WARPS * KV_TOKENS))
+    return max(1, min(useful, -(-4 * 82 // blocks)))
+
+
+def attention_decode(dtype: str, dim: int, heads: int, kv_heads: int, rows: int, splits: int) -> LaunchShape:
+    """dtype: of the pages, int8 or bf16."""
+    groups = kv_heads * -(-heads // kv_heads // ATTENTION_QUERIES)
+    floats = ATTENTION_WARPS * ATTENTION_QUERIES * (dim + 4 + 2)
+    entry = f"attention_decode_{dtype}_{dim}"
+    return LaunchShape("attention_decode", entry, (splits, groups, rows), ATTENTION_WARPS * WARP, floats * 4)
+
+
+def attention_combine(heads: int, rows: int, dim: int) -> LaunchShape:
+    """One block per head and row."""
+    return LaunchShape("attention_combine", "attention_combine", (heads, rows, 1), min(128, dim), 0)
+
+
+HEAD_WARPS = 4
+"""csrc/cuda/prepare_heads.cu: heads of a block."""
+
+
+def heads_of_rows(entry: str, heads: int, rows: int, dim: int) -> LaunchShape:
+    """entry: prepare_qkv (heads: those of q, k and v), prepare_heads, append_kv (of k and v)."""
+    grid = (-(-heads // HEAD_WARPS), rows, 1)
+    return LaunchShape("prepare_heads", entry, grid, HEAD_WARPS * WARP, HEAD_WARPS * dim * 4)
+
+
+ROUTER_SCORES = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
+"""What csrc/cuda/router.cu calls RouterSpec's scores."""
+
+
+def route(rows: int, experts: int, top_k: int, groups: int) -> LaunchShape:
+    """One warp per row."""
+    return LaunchShape("router", "route", (rows, 1, 1), WARP, (2 * experts + top_k + 2 * groups) * 4)

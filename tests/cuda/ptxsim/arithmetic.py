@@ -136,6 +136,9 @@ def move(block: Block, what: Instruction) -> None:
         block.write(target, block.read(source, what.type))
 
 
+UNDEFINED = "0xffffffff"
+
+
 def _unpack(block: Block, what: Instruction) -> None:
     parts = names_in(what.operands[0])
     value = block.read(what.operands[1], what.type)
@@ -149,7 +152,10 @@ def _pack(block: Block, what: Instruction) -> None:
     bits = whole.itemsize * 8 // len(parts)
     total = np.zeros(block.threads, whole)
     for i, part in enumerate(parts):
-        total |= block.read(part, f"u{bits}").astype(whole) << whole.type(bits * i)
+        # The compiler packs registers that it never wrote when only the other half is used: NaN stands there.
+        known = not part.startswith("%") or part in block.registers
+        value = block.read(part if known else UNDEFINED, f"u{bits}")
+        total |= value.astype(whole) << whole.type(bits * i)
     block.write(what.operands[0], total)
 
 
@@ -259,6 +265,9 @@ def _to_number(block: Block, value: np.ndarray, what: Instruction, to: str) -> n
         rounding = next(mode for mode in what.opcode if mode in _ROUNDINGS)
         limits = np.iinfo(wanted)
         value = np.clip(np.nan_to_num(_ROUNDINGS[rounding](value.astype(np.float64))), limits.min, limits.max)
+    modes = [mode for mode in what.opcode if mode in _ROUNDINGS]
+    if value.dtype.kind == "f" and wanted.kind == "f" and modes:
+        value = _ROUNDINGS[modes[0]](value)  # rintf and its like
     result = value.astype(wanted)
     if wanted.itemsize < 4 and wanted.kind in "iu":  # a wider register is filled with the sign or zeros
         size = "4" if what.operands[0].startswith("%r") and not what.operands[0].startswith("%rs") else "2"

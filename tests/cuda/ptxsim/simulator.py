@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from runners import Call
+from runners import Call, resolved
 
 from ptxsim.arithmetic import ARITHMETIC
 from ptxsim.block import Block
@@ -28,9 +28,10 @@ class PtxSimulator:
         entry = self.entries[call.entry]
         if len(entry.parameters) != len(call.arguments):
             raise PtxError(f"{call.entry} takes {len(entry.parameters)} arguments, not {len(call.arguments)}")
-        buffers = {i: _buffer(a) for i, a in enumerate(call.arguments) if isinstance(a, np.ndarray)}
+        values = resolved(call, lambda i: (i + 1) << ARGUMENT_SHIFT)
+        buffers = {i: _buffer(a) for i, a in enumerate(values) if isinstance(a, np.ndarray)}
         names = [name for name, _ in entry.parameters]
-        arguments = dict(zip(names, (_scalar(i, a) for i, a in enumerate(call.arguments)), strict=True))
+        arguments = dict(zip(names, (_scalar(i, a) for i, a in enumerate(values)), strict=False))
         grid = (*call.grid, 1, 1)[:3]
         for z, y, x in product(range(grid[2]), range(grid[1]), range(grid[0])):
             memory = BlockMemory(buffers, call.shared_bytes, profile)
@@ -38,7 +39,7 @@ class PtxSimulator:
             if (memory.groups and any(memory.groups)) or memory.open_copies:
                 raise PtxError(f"{call.entry} exits with copies that were never waited for")
         for i, buffer in buffers.items():
-            array = call.arguments[i]
+            array = values[i]
             if buffer.writable and isinstance(array, np.ndarray):
                 array.reshape(-1).view(np.uint8)[:] = buffer.data[: buffer.nbytes]
 
