@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.device_ops import DeviceOps
 from strata.backends.hybrid.experts_host import ExpertCall
@@ -36,16 +34,16 @@ class ExpertGroups:
             return
         call, ops = self._call, self._ops
         indices = [resident.index for resident in residents]
-        table = np.zeros(call.bank.count, np.uint64)
-        table[indices] = [resident.record.address for resident in residents]
         group = ExpertGroup(
             layout=call.bank.layout,
             gating=call.gating,
             count=call.bank.count,
             experts=indices,
             records=[resident.record for resident in residents],
-            table=ops.memory.uploads.pinned(table, "expert table"),
+            ids=call.ids,
+            weights=call.weights,
             pairs=call.pairs(indices),
+            pinned=ops.memory.uploads.pinned,
         )
         with ops.memory.workspace.scope() as scratch:
             ops.launch(ops.kernels.experts(call.hidden, call.routes, group, self.out, self._empty, scratch))

@@ -199,7 +199,10 @@ class HostKernels:
         first: bool,
         scratch: Arena,
     ) -> Launches:
-        """One launch. Records are taken from the addresses in the table, as a kernel would."""
+        """One launch. Records are found by a table of addresses in pinned memory, as a kernel would."""
+        addresses = np.zeros(group.count, np.uint64)
+        addresses[list(group.experts)] = [record.address for record in group.records]
+        places = group.pinned(addresses, "addresses of experts")
 
         def compute(reads: Views, writes: Views) -> None:
             hidden, ids = _f32(reads[0], x), _i32(reads[1], routes.ids)
@@ -209,7 +212,7 @@ class HostKernels:
             target = _f32(writes[0], out)
             target[:] = result if first else target + result
 
-        reads = (x.buffer, routes.ids.buffer, routes.weights.buffer, group.table, *group.records)
+        reads = (x.buffer, routes.ids.buffer, routes.weights.buffer, places, *group.records)
         layout = group.layout
         sizes = layout.gate_up.rows * layout.gate_up.cols + layout.down.rows * layout.down.cols
         macs = group.pairs * layout.slices * sizes

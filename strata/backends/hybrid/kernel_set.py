@@ -6,9 +6,12 @@ for CUDA implements the same methods over compiled kernels; `host_kernels` does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from strata.backends.base import KvSpec
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
@@ -73,11 +76,13 @@ class KvPlaces:
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Experts that one launch computes, ascending, and where their records lie.
+    """Experts that one call computes, ascending, and where their records lie on the device.
 
-    table: u64 `[experts of the layer]` in pinned memory: the address of each expert of this group, 0 for all
-    others, so that a block of a kernel finds its record by the id it reads from the routes.
-    pairs: how many (row, choice) pairs of the routes name one of these experts.
+    ids i32 and weights f32 `[rows, top_k]`: the routes once more, in host memory, to make tables from. count:
+    experts of the layer. pairs: how many (row, choice) pairs of the routes name one of these experts.
+    pinned(values, what): a copy of a table in pinned memory, which kernels may read until the pass ends. They
+    read it over the bus: what many blocks read belongs into scratch first, by a kernel, because a copy would
+    wait behind the experts that are crossing.
     """
 
     layout: ExpertLayout
@@ -85,8 +90,10 @@ class ExpertGroup:
     count: int
     experts: Sequence[int]
     records: Sequence[Buffer]
-    table: Buffer
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float32]
     pairs: int
+    pinned: Callable[[NDArray[Any], str], Buffer]
 
 
 class KernelSet(Protocol):

@@ -12,6 +12,8 @@ from strata.memory.regions import ALIGNMENT, DeviceRegion, RegionSizes, aligned
 from strata.memory.transfers import TransferQueue
 from strata.plan.spec import ModelSpec
 
+TABLES = 8
+"""Tables of one launch of experts, at most: by expert, by row, and by (row, choice) pair."""
 PIECES = 64
 """Arrays of one layer in the workspace at once, at most: each may lose a line to alignment."""
 
@@ -87,7 +89,8 @@ def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
     rows = options.rows * (spec.hidden + spec.attention.rope.rotary_dim + 2)
     tables = 0
     if spec.experts is not None:
-        experts = spec.experts.router.experts
-        groups = 3 + -(-experts // options.stream_experts)
-        tables = spec.layers * groups * aligned(8 * experts)
+        router = spec.experts.router
+        groups = 3 + -(-router.experts // options.stream_experts)
+        each = 16 * router.experts + 4 * options.rows + TABLES * ALIGNMENT
+        tables = spec.layers * (groups * each + 16 * options.rows * router.top_k)
     return 4 * (rows + options.logit_rows) + 8 * options.blocks + tables + PIECES * ALIGNMENT

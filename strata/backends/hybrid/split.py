@@ -68,12 +68,12 @@ class LayerMisses:
 
 @dataclass(frozen=True)
 class Decision:
-    """fetch: experts to be fetched, ascending; compute: those of the host. reason: one phrase for people."""
+    """fetch: experts to be fetched, ascending; compute: those of the host. reason: one phrase for people.
+    all_computed: seconds that the model predicts without fetching."""
 
     fetch: tuple[int, ...]
     compute: tuple[int, ...]
     reason: str
-    predicted: float = 0.0
     all_computed: float = 0.0
 
 
@@ -118,7 +118,7 @@ class Split:
             reason = f"experts.misses is {self.mode}"
         else:
             count, reason = self._corrected(count, 0 if computed <= 2 * best else count - 1, reason)
-        return self._chosen(layer, count, reason, best, computed)
+        return self._chosen(layer, count, reason, computed)
 
     def count(self, layer: LayerMisses) -> int:
         """How many experts to fetch so that the layer ends first, as far as the model knows."""
@@ -182,7 +182,7 @@ class Split:
         self.metrics.probes += 1
         return (fewer if count else 1), f"a probe, once in {every} layers"
 
-    def _chosen(self, layer: LayerMisses, count: int, reason: str, best: float, computed: float) -> Decision:
+    def _chosen(self, layer: LayerMisses, count: int, reason: str, computed: float) -> Decision:
         """Fetch the experts with the most rows: the host's time grows with them, the bus's does not."""
         order = sorted(zip(layer.counts, layer.missed, strict=True), key=lambda pair: (-pair[0], pair[1]))
         fetch = tuple(sorted(expert for _, expert in order[:count]))
@@ -190,4 +190,4 @@ class Split:
         metrics = self.metrics
         metrics.layers += 1
         metrics.last_reason = reason
-        return Decision(fetch, compute, reason, best, computed)
+        return Decision(fetch, compute, reason, computed)

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hybrids import CachedStore, Hybrid, Plain, make_hybrid, tokens
 from tiny_model import gpt_oss_spec, mla_spec, moe_spec
 
@@ -29,6 +30,7 @@ def run(model: Hybrid | Plain, sizes: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([model.feed(ids[model.done : model.done + size]) for size in sizes])
 
 
+@pytest.mark.slow  # a thousand runs of whole models: about 20 ms each
 def test_a_thousand_random_schedules_compute_the_same() -> None:
     cpu = CpuBackend(threads=1, activations="f32")
     stores = [CachedStore(spec) for spec in SPECS]

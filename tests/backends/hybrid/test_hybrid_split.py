@@ -82,7 +82,7 @@ def test_fetching_that_made_layers_slower_ends_and_is_tried_again() -> None:
     for _ in range(TRUSTED):
         split.host_took(1.0, 1.0)
         split.bus_took(1, 1 / OLD_SERVER.to_device, exposed=True)
-    fetching, computing = split.decide(CROWD), Decision((), tuple(range(64)), "", 1e-3, 1e-3)
+    fetching, computing = split.decide(CROWD), Decision((), tuple(range(64)), "", 1e-3)
     assert fetching.fetch
     for _ in range(TRUSTED):
         split.layer_took(fetching, 2 * fetching.all_computed)
