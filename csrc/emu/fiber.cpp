@@ -32,26 +32,28 @@ strata_emu_switch:
 
 namespace strata::emu {
 
-static constexpr size_t kPage = 4096, kSavedRegisters = 6;
+static constexpr size_t kSavedRegisters = 6;
+static constexpr u64 kCanary = 0x5374726174612121;
 
 u8* stacks(size_t count) {
     static u8* const all = [count] {
         void* memory = mmap(nullptr, count * kStackBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) abort();
-        u8* const first = static_cast<u8*>(memory);
-        for (size_t i = 0; i < count; ++i) mprotect(first + i * kStackBytes, kPage, PROT_NONE);
-        return first;
+        return static_cast<u8*>(memory);
     }();
     return all;
 }
 
 void* fresh_stack(u8* stack, void (*entry)()) {
+    memcpy(stack, &kCanary, sizeof kCanary);
     void** top = reinterpret_cast<void**>(stack + kStackBytes);
     *--top = nullptr;  // keeps the stack 16-byte aligned at entry, as after a call
     *--top = reinterpret_cast<void*>(entry);
     for (size_t i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
     return top;
 }
+
+bool overflowed(const u8* stack) { return memcmp(stack, &kCanary, sizeof kCanary) != 0; }
 
 }  // namespace strata::emu

@@ -128,6 +128,7 @@ static bool run_ready_threads(std::vector<unsigned>& order) {
         builtins = m.current;
         strata_emu_switch(&m.scheduler_stack, m.current->stack_pointer);
         m.current = nullptr;
+        if (m.error.empty() && overflowed(m.threads[i].stack)) m.error = "a thread needs more than its stack";
         if (!m.error.empty()) return false;
     }
     if (!progress) report_deadlock();

@@ -51,6 +51,7 @@ SPECS = {
     ),
     "softmax-groups": RouterSpec(80, 5, groups=40, top_groups=7, normalize=False),
     "one": RouterSpec(8, 1),
+    "negative-logits": RouterSpec(16, 12, "softmax_topk"),
 }
 CASES = [
     *(Case(name, "router", lambda s=s: prepare(s, 3), True) for name, s in SPECS.items()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cases_attention
+import cases_embedding
 import cases_experts
 import cases_heads
 import cases_linear
@@ -20,6 +21,7 @@ ALL = [
     *cases_norm.CASES,
     *cases_linear.CASES,
     *cases_experts.CASES,
+    *cases_embedding.CASES,
     *cases_attention.CASES,
     *cases_heads.CASES,
     *cases_router.CASES,

@@ -119,3 +119,12 @@ ROUTER_SCORES = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
 def route(rows: int, experts: int, top_k: int, groups: int) -> LaunchShape:
     """One warp per row."""
     return LaunchShape("router", "route", (rows, 1, 1), WARP, (2 * experts + top_k + 2 * groups) * 4)
+
+
+VALUE_KINDS = {"int4": 0, "e2m1": 1, "int8": 2, "bf16": 3, "f16": 4}
+"""What csrc/cuda/embedding.cu calls ValueKind."""
+
+
+def embedding(tokens: int) -> LaunchShape:
+    """One block per token."""
+    return LaunchShape("embedding", "embedding", (tokens, 1, 1), 128, 0)

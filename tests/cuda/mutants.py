@@ -1,0 +1,219 @@
+"""Planted defects in the real kernels: each must be reported by the emulator or show in the results.
+
+    python tests/cuda/mutants.py [--file NAME] [--out mutants.json]
+
+Every barrier is taken out once, and the table below plants what else goes wrong in kernels: off by one, the
+wrong lane, the wrong stage, a wrong stride, a forgotten tail. A mutant of a header runs in one kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases import Case
+from runners import EmulatedRunner, source_of
+
+from strata.backends.cuda.emulator import EmulatorError
+from strata.backends.cuda.sources import KernelSource
+
+BARRIER = re.compile(r"__sync(threads|warp)\(\);")
+FORMATS_KEPT = ("w4g32m", "w4g64", "mxfp4", "w8", "bf16")
+"""Of kernels with an entry per format: mutants need not compile them all."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """place: the file that is changed, kernel or header; kernel: whose cases judge it."""
+
+    kernel: str
+    place: str
+    what: str
+    source: KernelSource
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.place}: {self.what}"
+
+
+# kernel, place ("" for the kernel itself), text, its replacement; the first occurrence is changed.
+TABLE: list[tuple[str, str, str, str]] = [
+    ("norm", "", "i < row.quads; i += blockDim.x", "i < row.quads - 1; i += blockDim.x"),
+    ("norm", "", "int warp = 1; warp <", "int warp = 2; warp <"),
+    ("norm", "", "bits > 0", "bits > 1"),
+    ("norm", "", "scale * b.y", "scale * b.x"),
+    ("norm", "", "partial[threadIdx.x / kWarp] = value", "partial[threadIdx.x % kWarp] = value"),
+    ("norm", "", "columns * 4);\n    row.quads", "columns * 2);\n    row.quads"),
+    ("norm", "", "code_byte(y.z, steps) << 16", "code_byte(y.z, steps) << 17"),
+    ("norm", "", "pack_bf16(y.x, y.y)", "pack_bf16(y.y, y.x)"),
+    ("linear", "", "token < tokens ? x", "token <= tokens ? x"),
+    ("linear", "", "row >= shape.rows ||", "row > shape.rows ||"),
+    ("linear", "", "|| token >= tokens) continue", "|| token > tokens) continue"),
+    ("linear", "", "kTileWarps / shape.row_blocks,", "kTileWarps,"),
+    ("linear", "", "i / 8 % 4 + i / 64", "i / 8 % 4 + i / 32"),
+    ("linear", "", "row_block * kRowBlock < shape.rows", "row_block * kRowBlock <= shape.rows"),
+    ("linear", "tile.cuh", "i + stride < units", "i + stride <= units"),
+    ("linear", "tile.cuh", "column < columns", "column <= columns"),
+    ("linear", "tile.cuh", "(lane.member + 4 * half) * 8", "(lane.member + 2 * half) * 8"),
+    ("linear", "tile.cuh", "pack_bf16(values.x, values.z)", "pack_bf16(values.x, values.y)"),
+    (
+        "linear",
+        "tile.cuh",
+        "const Activations<Tiles> current_x = x;",
+        "const Activations<Tiles>& current_x = x;",
+    ),
+    ("linear", "tile.cuh", "warp < kTileWarps; warp += stride", "warp < kTileWarps - 1; warp += stride"),
+    ("linear", "tile.cuh", "warp * kWarpFloats + row * kStride", "warp * kWarpFloats + row * kTokens"),
+    ("linear", "tile.cuh", "2 * lane.group * kStride", "lane.group * kStride"),
+    (
+        "linear",
+        "tile.cuh",
+        "(i < 2 ? scale.x : scale.y) * products",
+        "(i < 2 ? scale.y : scale.x) * products",
+    ),
+    ("linear", "tile.cuh", "kStepsPerGroup + i;", "kStepsPerGroup;"),
+    ("linear", "weights.cuh", "lane.member * 64 + lane.group * 8", "lane.group * 64 + lane.member * 8"),
+    ("linear", "weights.cuh", "words.x >> (shift + 8)", "words.x >> (shift + 4)"),
+    ("linear", "weights.cuh", "? 0xc300c300u : 0xc308c308u", "? 0xc308c308u : 0xc308c308u"),
+    ("linear", "weights.cuh", "scales + group * 32)", "scales + group * 16)"),
+    ("linear", "weights.cuh", "exponent == 0 ? 0x00400000u : exponent << 23", "exponent << 22"),
+    ("linear", "weights.cuh", "step % 2 * 64 + step / 2 * 512", "step % 2 * 512 + step / 2 * 64"),
+    ("linear", "weights.cuh", "(nibbles & 0x00080008u) << 12", "(nibbles & 0x00080008u) << 11"),
+    ("expert_gate_up", "", "if (token >= pairs) continue", "if (token > pairs) continue"),
+    ("expert_gate_up", "", "token_of_pair[first + token]", "token_of_pair[token]"),
+    ("expert_gate_up", "", "element + 8, token)", "element + 7, token)"),
+    ("expert_gate_up", "", "blockIdx.z * kTokens, pairs", "0, pairs"),
+    ("expert_gate_up", "", "slice) * shape.slice_bytes", "slice) * 0"),
+    ("expert_gate_up", "expert_table.cuh", "first_pair[blockIdx.y + 1]", "first_pair[blockIdx.y] + 8"),
+    ("expert_gate_up", "activation.cuh", "held + 1.0f", "held"),
+    ("expert_down", "", "min(experts.end() - first, kTokens)", "kTokens"),
+    ("expert_down", "", "slice < shape.slices", "slice < 1"),
+    ("expert_down", "", "row + slice * shape.slice_width", "row"),
+    ("expert_down", "", "|| token >= pairs) continue", "|| token > pairs) continue"),
+    ("combine", "", "i < first_of_token[token + 1]", "i <= first_of_token[token + 1]"),
+    ("combine", "", "if (quad >= quads) return", "if (quad > quads) return"),
+    ("combine", "", "weight * part.z", "weight * part.w"),
+    ("embedding", "", "i / 4 * 4)", "i / 4 * 5)"),
+    ("embedding", "", "row % kRows * scale_bytes", "row % 8 * scale_bytes"),
+    ("embedding", "", "column / in_word * kRows", "column / in_word * 8"),
+    ("attention_decode", "", "token >= begin && token < end", "token >= begin && token <= end"),
+    ("attention_decode", "", "token >= begin &&", "token > begin &&"),
+    ("attention_decode", "", "chunk += kAttentionWarps", "chunk += kAttentionWarps + 1"),
+    ("attention_decode", "", "lane.member * 8 + 4)", "lane.member * 8)"),
+    (
+        "attention_decode",
+        "",
+        "0x4342), key_numbers(words.y, 0x4342)",
+        "0x4140), key_numbers(words.y, 0x4342)",
+    ),
+    ("attention_decode", "", "first < valid ? 0x0000ffffu", "first <= valid ? 0x0000ffffu"),
+    ("attention_decode", "", "weights += own.y * factor", "weights += own.y"),
+    ("attention_decode", "", "int bits = 4; bits < kWarp", "int bits = 8; bits < kWarp"),
+    ("attention_decode", "", "(chunks + shape.splits - 1) / shape.splits", "chunks / shape.splits"),
+    ("attention_decode", "", "blockIdx.y % groups * kQueries", "0"),
+    ("attention_decode", "", "lane.member + i / 2 * 4", "lane.member + i / 2 * 2"),
+    ("attention_decode", "", "page_tokens, layer_at", "layer_at, page_tokens"),
+    ("attention_decode", "kv_page.cuh", "token % kKvTokens * 4", "token % 8 * 4"),
+    ("attention_decode", "kv_page.cuh", "element / 16 *", "element / 8 *"),
+    ("attention_combine", "", "exp2_approx(sinks[blockIdx.x] * kLog2E - largest)", "1.0f"),
+    ("attention_combine", "", "element < dim", "element < dim - 1"),
+    ("prepare_heads", "", "i + pairs]", "i + pairs + 1]"),
+    ("prepare_heads", "", "b * cosine + a * sine", "b * cosine - a * sine"),
+    ("prepare_heads", "", "if (head >= all) return", "if (head > all) return"),
+    ("prepare_heads", "", "code_place(to.token % 4)", "to.token % 4"),
+    ("prepare_heads", "", "is_query ? q_norm : is_key ? k_norm", "is_query ? k_norm : is_key ? q_norm"),
+    ("prepare_heads", "", "to.token % 2 * 2", "to.token % 2"),
+    ("prepare_heads", "kv_page.cuh", "i == 1 ? 2 : i == 2 ? 1 : i", "i"),
+    ("router", "", "b.index < a.index", "b.index > a.index"),
+    ("router", "", "choice[expert] = kOut * 1.1f", "choice[expert] = 0.0f"),
+    ("router", "", "first + second : first", "first : first"),
+    ("router", "", "chosen[i] = scores[expert]", "chosen[i] = choice[expert]"),
+    ("router", "", "(i + group) % size", "(i + group) % (size - 1)"),
+]
+
+
+def all_mutants() -> Iterator[Mutant]:
+    """The table's, then one per barrier of each kernel and of the headers that only it owns."""
+    for kernel, place, old, new in TABLE:
+        yield _changed(kernel, place or f"{kernel}.cu", old, new)
+    for kernel in dict.fromkeys(row[0] for row in TABLE):
+        text = source_of(kernel).text
+        for match in BARRIER.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            what = f"line {line} without {match[0][:-1]}"
+            yield _with_text(kernel, f"{kernel}.cu", text[: match.start()] + ";" + text[match.end() :], what)
+
+
+def _changed(kernel: str, place: str, old: str, new: str) -> Mutant:
+    source = source_of(kernel)
+    text = source.text if place == source.name else source.headers[place]
+    # clang-format breaks lines where it likes: any white space in the table matches any in the text.
+    pattern = re.compile(r"\s+".join(map(re.escape, old.split())))
+    found = pattern.search(text)
+    assert found, f"{kernel}: `{old}` is not in {place}"
+    changed = text[: found.start()] + new + text[found.end() :]
+    return _with_text(kernel, place, changed, f"`{' '.join(old.split())}` -> `{' '.join(new.split())}`")
+
+
+def _with_text(kernel: str, place: str, text: str, what: str) -> Mutant:
+    source = source_of(kernel)
+    main, headers = source.text, dict(source.headers)
+    if place == source.name:
+        main = text
+    else:
+        headers[place] = text
+    return Mutant(kernel, place, what, KernelSource(source.name, _fewer_formats(main), headers))
+
+
+def _fewer_formats(text: str) -> str:
+    def kept(match: re.Match[str]) -> str:
+        return match[0] if match[1] in FORMATS_KEPT else ""
+
+    return re.sub(r"^\w+_FORMAT\((\w+), .*\)$", kept, text, flags=re.MULTILINE)
+
+
+def detect(mutant: Mutant, cases: list[Case]) -> str | None:
+    """What gave the mutant away, None for a survivor."""
+    for case in cases:
+        prepared = case.make()
+        by_format = "_FORMAT(" in mutant.source.text
+        if by_format and not any(f"_{fmt}_" in prepared.call.entry for fmt in FORMATS_KEPT):
+            continue
+        try:
+            EmulatedRunner("reverse").run(prepared.call, mutant.source)
+            prepared.check()
+        except EmulatorError as error:
+            if "g++ refuses" in str(error):
+                return "does not compile"
+            return str(error).split(": ", 1)[1][:90]
+        except AssertionError as error:
+            return f"wrong result: {' '.join(str(error).split())[:60]}"
+    return None
+
+
+def main() -> None:
+    from test_kernels import ALL
+
+    parser = argparse.ArgumentParser(description="Run planted defects of the kernels.")
+    parser.add_argument("--file", action="append", help="only mutants of this kernel; may be repeated")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th mutant, from the i-th on")
+    parser.add_argument("--out", type=Path, help="write the findings as JSON")
+    options = parser.parse_args()
+    findings: dict[str, str | None] = {}
+    chosen = [m for m in all_mutants() if not options.file or m.kernel in options.file]
+    part, parts = map(int, options.part.split("/"))
+    for mutant in chosen[part::parts]:
+        found = detect(mutant, [case for case in ALL if case.file == mutant.kernel])
+        findings[str(mutant)] = found
+        print(f"{'caught  ' if found else 'SURVIVED'} {mutant}  [{found}]", flush=True)
+    detected = sum(found is not None for found in findings.values())
+    print(f"{detected} of {len(findings)} detected")
+    if options.out:
+        options.out.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
