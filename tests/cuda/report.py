@@ -123,7 +123,7 @@ COLUMNS = (
         "shape",
         "must move",
         "moves",
-        "besides, from L1 and L2",
+        "besides",
         "registers",
         "occupancy",
         "conflicts",
