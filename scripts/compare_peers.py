@@ -83,6 +83,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--append", type=Path, metavar="FILE", help="add --pairs to FILE's rows that have fewest"
     )
     parser.add_argument("--pairs", type=positive, default=1, help="of --append [1]")
+    parser.add_argument(
+        "--others",
+        type=float,
+        default=0.1,
+        help="--append leaves out pairs during which other processes had more CPUs [%(default)s]",
+    )
     parser.add_argument("--build-only", action="store_true", help="stop when programs and models are there")
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else FULL).items():
@@ -193,7 +199,9 @@ def append(
     for _ in range(options.pairs):
         peer, work = table.next(candidates, version)
         with begun(options.append, table, (peer, work), version):
-            table.add(peer, work, one_pair(runner, peer, work, prepared[work.model]), notes)
+            pair = one_pair(runner, peer, work, prepared[work.model])
+            if pair.others <= options.others:
+                table.add(peer, work, pair, notes)
     return 0
 
 
@@ -208,7 +216,8 @@ def one_pair(runner: Runner, peer: Peer, work: Workload, model: Model) -> Pair:
     probes = " ".join(f"{probe / 1e9:.0f}" for probe in pair.probes)
     progress(
         f"{peer.name} {peer.isa} {work.label}: {pair.peer.tokens_per_second:.1f} against "
-        f"{pair.ours.tokens_per_second:.1f} tokens/s, x {pair.ratio:.2f}; memory {probes} GB/s"
+        f"{pair.ours.tokens_per_second:.1f} tokens/s, x {pair.ratio:.2f}; memory {probes} GB/s; "
+        f"others had {pair.others:.2f} CPUs"
     )
     return pair
 

@@ -4,8 +4,8 @@
     python scripts/instruction_counts.py --update    # record what is counted now
     python scripts/instruction_counts.py --profile gemm-64   # where they go, by function
 
-Compiled as setup.py compiles, for AVX2: valgrind 3.19 knows no AVX-512. Counts belong to a compiler, so the
-record names it. They say nothing of waiting for memory: `strata bench` does.
+The objects are those that setup.py compiles, for AVX2: valgrind 3.19 knows no AVX-512. Counts belong to a
+compiler, so the record names it. They say nothing of waiting for memory: `strata bench` does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parents[1]
+from compiling import ROOT, Setup, link
+
 RECORD = ROOT / "tests" / "csrc" / "instruction_counts.json"
 DRIVER = ROOT / "tests" / "csrc" / "counts_driver.cpp"
 TOLERANCE = 0.03
@@ -97,22 +96,12 @@ def missing() -> str:
 
 
 def build(folder: Path) -> Path:
-    """The driver with every op and the AVX2 kernels, compiled with setup.py's flags."""
-    flags = _setup_flags()
-    ops = [path for path in sorted((ROOT / "csrc/cpu").glob("*.cpp")) if path.name != "features.cpp"]
-    kernels = sorted((ROOT / "csrc/cpu/kernels").glob("*.cpp"))
-    jobs = [(path, flags.ops) for path in (DRIVER, *ops)] + [(path, flags.kernels) for path in kernels]
-    objects = [folder / f"{index}.o" for index in range(len(jobs))]
-
-    def compile_one(job: tuple[tuple[Path, list[str]], Path]) -> None:
-        (source, options), made = job
-        _output("g++", *options, f"-I{ROOT / 'csrc'}", "-pthread", "-c", source, "-o", made)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compile_one, zip(jobs, objects, strict=True)))
-    program = folder / "counts"
-    _output("g++", *objects, "-pthread", "-o", program)
-    return program
+    """The driver with every op and the AVX2 kernels, from the extension's own objects where they are up to
+    date."""
+    setup = Setup.read()
+    _, flags = setup.group("avx2")
+    jobs = [(DRIVER.relative_to(ROOT), flags, folder), *setup.jobs("avx2"), *setup.jobs("kernels_avx2")]
+    return link(setup.compile_all(jobs), folder / "counts")
 
 
 def count_all(program: Path) -> Counts:
@@ -131,17 +120,6 @@ def count(program: Path, case: str, out: Path) -> int:
     if totals is None or int(totals[1]) == 0:
         raise RuntimeError(f"callgrind counted nothing in {case}: the function `counted` was not seen")
     return int(totals[1])
-
-
-def _setup_flags() -> SimpleNamespace:
-    """The flags of setup.py's groups "avx2" and "kernels_avx2"; nothing of it is run but its constants."""
-    names: dict[str, object] = {"__name__": "setup", "__file__": str(ROOT / "setup.py")}
-    exec(compile((ROOT / "setup.py").read_text(), "setup.py", "exec"), names)
-    common, groups = names["COMMON"], names["groups"]
-    assert isinstance(common, list) and callable(groups)
-    plain = [flag for flag in common if flag != "-MMD"]
-    flags = {name: [*plain, *options] for name, _, options in groups()}
-    return SimpleNamespace(ops=flags["avx2"], kernels=flags["kernels_avx2"])
 
 
 def _output(*command: object) -> str:

@@ -18,13 +18,15 @@ _LEAST_SHARE = 0.1
 class Sample:
     """One run of one engine. before, after: bytes/s that our threads read from memory around it.
 
-    share: of the bandwidth, by the engine's own account; None from engines without one.
+    share: of the bandwidth, by the engine's own account; None from engines without one. others: CPUs that
+    other processes had meanwhile, on average.
     """
 
     tokens_per_second: float
     before: float
     after: float
     share: float | None = None
+    others: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Pair:
     def ratio(self) -> float:
         """Above 1: Strata is faster."""
         return self.ours.tokens_per_second / self.peer.tokens_per_second
+
+    @property
+    def others(self) -> float:
+        """CPUs that other processes had during the run that they disturbed more."""
+        return max(self.peer.others, self.ours.others)
 
     @property
     def probes(self) -> tuple[float, ...]:

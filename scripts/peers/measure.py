@@ -9,11 +9,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from peers.figures import Pair, Sample
 from peers.workloads import Peer, Workload, strata_command
@@ -61,20 +64,24 @@ class Runner:
         repeats = 1 if work.long else self.repeats
         command = peer.command(work, model.gguf, self.threads, repeats)
         read = partial(batched_speed if work.streams > 1 else llama_speed, skip=peer.warm_ups(work))
-        theirs = self._run(command, {}, read)
+        theirs, others = self._run(command, {}, read)
         between = probe(self.threads)
+        peer_run = Sample(theirs[0], before, between, others=others)
         command = strata_command(work, model.store, self.threads, repeats)
         isa = {ENV: peer.isa} if peer.isa in NAMES else {}
-        ours = self._run(command, isa, strata_speed)
+        ours, others = self._run(command, isa, strata_speed)
         after = probe(self.threads)
-        ours_there = Sample(ours[0], between, after, ours[1])
-        return Pair(Sample(theirs[0], before, between), ours_there, kernels_version())
+        return Pair(peer_run, Sample(ours[0], between, after, ours[1], others), kernels_version())
 
-    def _run(self, command: Sequence[str], extra: Mapping[str, str], read: Callable[[str], Speed]) -> Speed:
-        """In an empty folder: some programs leave a log in the current one."""
+    def _run(
+        self, command: Sequence[str], extra: Mapping[str, str], read: Callable[[str], Speed]
+    ) -> tuple[Speed, float]:
+        """What `read` finds, and the CPUs that others had meanwhile. In an empty folder: some programs leave
+        a log in the current one."""
         full = [*self.prefix, *command]
         environment = {key: value for key, value in os.environ.items() if key != ENV} | dict(extra)
         environment["PYTHONPATH"] = str(ROOT)
+        load = Load()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run(
@@ -84,13 +91,37 @@ class Runner:
             raise RunError(f"there is no program {full[0]}") from error
         except subprocess.TimeoutExpired as error:
             raise RunError(f"{' '.join(full)}: no end after {self.timeout:.0f} s") from error
+        others = load.of_others()
         if done.returncode:
             raise failed(full, done.returncode, done.stderr)
         try:
-            return read(done.stdout if done.stdout.strip() else done.stderr)
+            return read(done.stdout if done.stdout.strip() else done.stderr), others
         except (ValueError, KeyError, IndexError, TypeError) as error:
             cause = f"{' '.join(full)} printed no figures ({error}):\n{done.stdout[-_SHOWN:]}"
             raise RunError(cause) from error
+
+
+class Load:
+    """CPU time that others than this process and its children take from now on."""
+
+    def __init__(self) -> None:
+        self._begin, self._all, self._mine = time.monotonic(), _cpu_seconds(), _own_cpu_seconds()
+
+    def of_others(self) -> float:
+        """CPUs, on average until now."""
+        taken = (_cpu_seconds() - self._all) - (_own_cpu_seconds() - self._mine)
+        return max(0.0, taken / (time.monotonic() - self._begin))
+
+
+def _cpu_seconds() -> float:
+    """That all CPUs were busy since the start of the machine; waiting for a disk is not busy."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _own_cpu_seconds() -> float:
+    """Of this process and those of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def kernels_version() -> str:

@@ -185,11 +185,13 @@ def test_a_decode_too_deep_for_one_wave_of_splits() -> None:
     deep, chunk = 70_000, 5_000
     cheap = Shape(1, 1, 576, 512, 64, window=1)
     shape = Shape(32, 1, 576, 512, 64)
+    caches = [Cache(CpuBackend(threads=n, cpus=[0] * n), cheap, "int8", deep + 1) for n in (1, 3)]
+    for start in range(0, deep, chunk):
+        rows = Rows.random(cheap, chunk, seed=start)
+        for cache in caches:
+            cache.attend(rows, start)
     results = []
-    for threads in (1, 3):
-        cache = Cache(CpuBackend(threads=threads, cpus=[0] * threads), cheap, "int8", deep + 1)
-        for start in range(0, deep, chunk):
-            cache.attend(Rows.random(cheap, chunk, seed=start), start)
+    for cache in caches:
         cache.shape = shape
         results.append(cache.attend(Rows.random(shape, 1, seed=3), deep))
     assert np.array_equal(*results)

