@@ -35,12 +35,12 @@ def emulated_backend(
 ) -> HybridBackend:
     """Over an emulated device with the figures of `machine`'s: right results, and virtual time.
 
-    CapacityError when the plan leaves the device idle or keeps KV pages at the host.
+    CapacityError when the plan leaves the device idle.
     """
-    if plan.device is None or plan.kv.tier != "device":
+    if plan.device is None:
         raise CapacityError(
-            f"the plan for {plan.model} on {plan.machine} does not keep its KV pages on the device",
-            remedy="set kv.tier: device and a smaller model.context, or device.use: none",
+            f"the plan for {plan.model} on {plan.machine} leaves the device idle",
+            remedy="choose a smaller model.context, or device.use: none",
         )
     speeds = speeds_of(machine, {node.node: len(node.cpus) for node in plan.threads}, plan.host.spread)
     options = _options(spec, store, plan, plan.device, speeds, engine)
@@ -83,6 +83,8 @@ def _options(
         blocks=engine.max_running * -(-engine.context // engine.page_tokens),
         stream_buffers=stream_buffers(model, speeds, plan),
         stream_experts=STREAM_EXPERTS,
+        kv_tier=plan.kv.tier,
+        staged_blocks=plan.kv.pages if plan.kv.tier == "host" else 0,
         pinned=False,
         policy=POLICIES["forecast"],
         simulated=speeds,

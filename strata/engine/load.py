@@ -88,8 +88,11 @@ def load_engine(
 def _pool_pages(plan: Plan) -> int:
     """Host pages beside a device: as many as it has, as far as half of what the plan leaves free goes.
 
-    What is kept there need not be computed again when a prompt begins like it; nobody waits for more.
+    What is kept there need not be computed again when a prompt begins like it; nobody waits for more. None
+    where all pages live at the host.
     """
+    if plan.kv.tier == "host":
+        return 0
     free = sum(part.nbytes for part in plan.host.parts if part.name == "free")
     pages = min(plan.kv.pages, free // 2 // max(1, plan.kv.nbytes // plan.kv.pages))
     return pages if pages > SPARE else 0

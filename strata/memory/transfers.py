@@ -192,6 +192,15 @@ class TransferQueue:
             self._device.wait(stream, batch.event)
             self._waited[key] = batch.number
 
+    def events_of(self, transfer: Transfer) -> list[Event]:
+        """For `after` of others: what is reached when the transfer is done. It is issued if it was queued.
+
+        Empty when it is DONE. Submit what comes after it before the queue is polled again: the event may then
+        get a new point, for which nobody need wait.
+        """
+        batch = self._issued_batch(transfer)
+        return [] if batch is None else [batch.event]
+
     def finish(self, transfer: Transfer) -> None:
         """The host waits until the transfer is DONE; it is issued now if it was still queued."""
         batch = self._issued_batch(transfer)

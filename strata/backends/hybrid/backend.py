@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
-from strata.backends.hybrid.device_ops import DeviceOps
+from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
 from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, ExpertSource, HostShare
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.kv_blocks import DeviceKv
+from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.backends.hybrid.memory import HybridMemory
 from strata.backends.hybrid.options import DECODE_TOKENS, HybridOptions
 from strata.backends.hybrid.prefetch import Prefetcher, PrefetchMetrics
@@ -100,8 +101,10 @@ class HybridBackend(DeviceOps):
         self._static_bytes += aligned(made.nbytes)
         return made
 
-    def kv_cache(self, spec: KvSpec, pages: int) -> DeviceKv:
+    def kv_cache(self, spec: KvSpec, pages: int) -> PagedKv:
         """Cuts the device's memory: weights made so far, expert slots, `pages` KV pages, workspace.
+
+        With pages at the host, the device has room for their blocks of two layers.
 
         CapacityError when it does not fit, or when it was done before.
         """
@@ -121,9 +124,10 @@ class HybridBackend(DeviceOps):
         self._results = self.device.host_alloc(largest * 4, "results")
         self._result_event = self.device.event()
         self.memory.begin_step()
-        return self._device_kv(spec, pages)
+        self._kv = self._make_kv(spec, pages)
+        return self._kv
 
-    def copy_pages(self, cache: DeviceKv, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, cache: PagedKv, copies: Sequence[tuple[int, int]]) -> None:
         """One after the other."""
         cache.copy_pages(copies)
 
@@ -213,8 +217,11 @@ class HybridBackend(DeviceOps):
 
     # Inside
 
-    def _device_kv(self, spec: KvSpec, pages: int) -> DeviceKv:
+    def _make_kv(self, spec: KvSpec, pages: int) -> PagedKv:
         """Expert slots lend their room to pages, but the experts of one token always have theirs."""
+        staging = self.memory.kv_staging
+        if staging is not None:
+            return StreamedKv(self.memory, spec, pages, staging, self.options.staged_blocks)
         region, experts = self.memory.region, self.spec.experts
         if experts is None or not region.slots:
             return DeviceKv(self.memory, spec, pages, None)

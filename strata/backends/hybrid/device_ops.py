@@ -14,12 +14,15 @@ from strata.backends.composed import ComposedOps
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector, require
 from strata.backends.hybrid.kernel_set import HeadColumns, KernelSet, KvPlaces, Launches
 from strata.backends.hybrid.kv_blocks import DeviceKv
+from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.backends.hybrid.memory import HybridMemory
 from strata.backends.parts import AttentionCall, Gating
 from strata.backends.rope import rope_tables
 from strata.core import Batch
 from strata.device.base import Device
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
+
+PagedKv = DeviceKv | StreamedKv
 
 
 class DeviceOps(ComposedOps):
@@ -135,7 +138,7 @@ class DeviceOps(ComposedOps):
         return x
 
     def attention(
-        self, q: Matrix, k: Matrix, v: Matrix | None, cache: DeviceKv, batch: Batch, call: AttentionCall
+        self, q: Matrix, k: Matrix, v: Matrix | None, cache: PagedKv, batch: Batch, call: AttentionCall
     ) -> Matrix:
         """Append k and v, then causal attention."""
         kv = cache.spec
@@ -144,8 +147,9 @@ class DeviceOps(ComposedOps):
         if (v is None) != kv.value_in_key:
             raise ValueError(f"attention: v given is {v is not None}, value_in_key is {kv.value_in_key}")
         sinks = self.memory.static.matrix_if(call.sinks)
+        table = self._pages(cache, batch)
         cache.begin_layer(call.layer)
-        places = KvPlaces(call.layer, batch, cache, self._pages(cache, batch))
+        places = KvPlaces(call.layer, batch, cache, table)
         out = self.new_matrix(q.rows, call.heads * kv.value_dim, "attention")
         with self.memory.workspace.scope() as scratch:
             self.launch(self.kernels.attention(q, k, v, places, call, sinks, out, scratch))
@@ -196,7 +200,7 @@ class DeviceOps(ComposedOps):
         upload, workspace = self.memory.uploads.matrix, self.memory.workspace
         return upload(cosines, workspace, "cosines"), upload(sines, workspace, "sines")
 
-    def _pages(self, cache: DeviceKv, batch: Batch) -> Any:
+    def _pages(self, cache: PagedKv, batch: Batch) -> Any:
         """The table of the batch's pages, made once per pass."""
         if self._page_table is None or self._page_table[0] is not batch:
             table = self.memory.uploads.pinned(cache.addresses(batch), "page table")

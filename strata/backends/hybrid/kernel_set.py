@@ -42,6 +42,10 @@ class KvBlocks(Protocol):
         """The layer's block of every page that holds a token of the sequence, in order, in device memory."""
         ...
 
+    def offset(self, layer: int) -> int:
+        """Bytes from where the pass's table says that a page begins to its block of this layer."""
+        ...
+
     def begin_layer(self, layer: int) -> None:
         """Attention of the layer comes next."""
         ...
@@ -66,8 +70,8 @@ class KvPlaces:
 
     @property
     def offset(self) -> int:
-        """Bytes from a page's start to its block of this layer."""
-        return self.layer * self.cache.spec.layer_bytes
+        """Bytes from where the table says that a page begins to its block of this layer."""
+        return self.cache.offset(self.layer)
 
     def blocks(self) -> list[Sequence[Buffer]]:
         """Of each sequence, in order: what a launch must name (where the device checks nothing, need not)."""

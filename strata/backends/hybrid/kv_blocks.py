@@ -60,11 +60,18 @@ class DeviceKv:
         for source, target in pairs:
             self._memory.device.copy(page(target), page(source), self._memory.compute, "copy of a page")
 
+    def offset(self, layer: int) -> int:
+        """Bytes from a page's start to its block of a layer."""
+        return layer * self.spec.layer_bytes
+
     def begin_layer(self, layer: int) -> None:
         """Attention of the layer comes next: nothing to bring."""
 
     def end_layer(self, layer: int) -> None:
         """Attention of the layer was launched: nothing to write back."""
+
+    def close(self) -> None:
+        """The region belongs to the device, which frees it."""
 
     def _used(self, sequence: Tokens) -> NDArray[np.int32]:
         return sequence.pages[: -(-(sequence.start + sequence.count) // self.spec.page_tokens)]

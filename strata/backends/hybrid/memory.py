@@ -31,9 +31,11 @@ class HybridMemory:
         options: HybridOptions,
     ) -> None:
         """CapacityError when the device is too small for slots, pages, weights and workspace."""
+        on_device = pages if options.kv_tier == "device" else 0
+        staging = 2 * options.staged_blocks * kv.layer_bytes if options.kv_tier == "host" else 0
         sizes = RegionSizes(
-            static=static_bytes,
-            shared=options.slots * aligned(options.slot_bytes) + pages * aligned(kv.page_bytes),
+            static=static_bytes + aligned(staging),
+            shared=options.slots * aligned(options.slot_bytes) + on_device * aligned(kv.page_bytes),
             workspace=workspace_bytes(spec, kv, options),
             slot_bytes=options.slot_bytes,
             page_bytes=kv.page_bytes,
@@ -43,6 +45,7 @@ class HybridMemory:
         self.compute = device.stream("compute")
         self.queue = TransferQueue(device, options.transfers)
         self.workspace = self.region.workspace
+        self.kv_staging = self.region.static.take(staging, "KV staging") if staging else None
         self.static = StaticWeights(device, self.region.static, self.queue, self.compute)
         self.uploads = Uploads(device, self.compute, inputs_bytes(spec, options))
         self._step = ExitStack()

@@ -8,6 +8,7 @@ from strata.memory.heat import Heat
 from strata.memory.policies import POLICIES, PolicyFactory
 from strata.memory.transfers import TransferOptions
 from strata.plan.cost import Misses, Speeds
+from strata.plan.options import Tier
 
 DECODE_TOKENS = 16
 """A sequence with at most so many new tokens is decoding (one token, or a draft to verify): the expert cache
@@ -23,6 +24,8 @@ class HybridOptions:
     stream_buffers, stream_experts: a ring of so many reserved buffers for so many experts each. What crosses
     while a prompt's chunk goes through attention must lie in it: with 4,096 tokens, 2 x 4 experts of
     Qwen3-30B-A3B's shape hid 37 % of the copies, 32 x 4 (a layer, 320 MB) nearly all (virtual time).
+    kv_tier: where KV pages live; staged_blocks: for pages at the host, the most distinct ones of a pass,
+    whose blocks of two layers are on the device.
     pinned: experts lie in memory that can be page-locked; False: they cross through the staging buffers.
     inserts_per_step: bound on experts admitted to the cache in one step. prefetch: the least share of a
     token's weight with which a guessed expert is fetched ahead; above 1: none is.
@@ -41,6 +44,8 @@ class HybridOptions:
     blocks: int = 4096
     stream_buffers: int = 2
     stream_experts: int = 4
+    kv_tier: Tier = "device"
+    staged_blocks: int = 0
     pinned: bool = True
     inserts_per_step: int | None = 16
     prefetch: float = 0.2

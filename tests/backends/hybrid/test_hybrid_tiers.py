@@ -28,11 +28,14 @@ def cpu() -> CpuBackend:
     return CpuBackend(threads=1, activations="f32")
 
 
-def make_engine(cpu: CpuBackend, name: str, seed: int, slots: int = 8, **changes: Any) -> Engine:
+def make_engine(
+    cpu: CpuBackend, name: str, seed: int, slots: int = 8, kv_tier: str = "device", **changes: Any
+) -> Engine:
     spec = SPECS[name]
     store = CachedStore(spec)
     device = EmulatedDevice(FIGURES, seed=seed)
-    backend = HybridBackend(device, HostKernels(cpu), cpu, spec, options(store, spec, slots=slots))
+    asked = options(store, spec, slots=slots, kv_tier=kv_tier, staged_blocks=30)
+    backend = HybridBackend(device, HostKernels(cpu), cpu, spec, asked)
     return Engine(Decoder(spec, store, backend), replace(ENGINE, **changes))
 
 
@@ -75,6 +78,18 @@ def test_pages_that_move_change_no_token(cpu: CpuBackend, name: str, places: int
     assert engine.tiers is not None
     moved = engine.tiers.statistics
     assert moved.out > 10 and moved.back > 2 and engine.scheduler.preempted > 0
+    backend: Any = engine.decoder.backend
+    backend.check_integrity()
+    backend.close()
+    backend.device.close()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_pages_at_the_host_change_no_token(cpu: CpuBackend, name: str) -> None:
+    wanted = texts(make_engine(cpu, name, 1), 6)
+    engine = make_engine(cpu, name, 3, kv_tier="host")
+    assert texts(engine, 6) == wanted
+    assert engine.kv_place.endswith("two layers at a time on the device")
     backend: Any = engine.decoder.backend
     backend.check_integrity()
     backend.close()

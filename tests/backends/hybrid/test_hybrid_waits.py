@@ -21,6 +21,7 @@ from strata.plan.spec import ModelSpec
 SEEDS = range(6)
 ROUTED = moe_spec(2, moe_layers=(True, True))
 DENSE = moe_spec(2, moe_layers=(False, False))
+DEEP = moe_spec(5, moe_layers=(False,) * 5)
 STAGED = TransferOptions(staging_bytes=2048, speculative_bytes=8192)
 SLOW_BUS = replace(SPEEDS, to_device=1e7)
 # Single tokens are the host's, prompts stream.
@@ -61,6 +62,20 @@ def both_ways(device: Any) -> bool:
     return bool((device.host_read(back) == second).all())
 
 
+def copied_page(device: Any) -> bool:
+    """A page at the host is copied behind a pass that may still be writing it, and serves in its stead."""
+    store, cpu, ids = CachedStore(DEEP), CpuBackend(threads=1, activations="f32"), tokens(14)
+    plain = Plain.make(cpu, store, DEEP)
+    wanted = [plain.feed(part) for part in (ids[:12], ids[12:])][1]
+    hybrid = make_hybrid(cpu, store, DEEP, device=device, kv_tier="host", staged_blocks=3)
+    hybrid.feed(ids[:12], logits=False)
+    hybrid.backend.copy_pages(hybrid.kv, [(int(hybrid.pages[1]), 0)])
+    hybrid.pages[1] = 0
+    found = hybrid.feed(ids[12:])
+    hybrid.close()
+    return found is not None and bool(np.abs(found - wanted).max() < 1e-4 * wanted.std())
+
+
 SCENARIOS = {
     "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
     "streamed": decode(ROUTED, (20, 1, 20), misses="fetch", slots=2, stream_experts=1, prefetch=2.0),
@@ -71,6 +86,8 @@ SCENARIOS = {
         ROUTED, (1, 20, 1, 20), misses="auto", slots=6, stream_experts=1, prefetch=2.0, speeds=PATIENT
     ),
     "dense": decode(DENSE, (3, 7, 2, 5), quiet=3),
+    "pages at the host": decode(DEEP, (3, 7, 1, 5, 1), quiet=3, kv_tier="host", staged_blocks=3),
+    "a page copied at the host": copied_page,
     "both ways": both_ways,
 }
 
