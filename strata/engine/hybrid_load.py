@@ -54,7 +54,7 @@ def stream_buffers(model: Footprint, speeds: Speeds, plan: Plan) -> int:
     """
     if plan.device is None or not model.moe_layers:
         return 2
-    place = Placement(True, plan.device.slots, True, plan.host.in_memory, plan.misses)
+    place = Placement(True, plan.device.slots, plan.kv.tier == "device", plan.host.in_memory, plan.misses)
     step = Step.prefill(plan.chunk, plan.kv.context // 2)
     before = layer_cost(model, speeds, place, step, usage(model, place, step, UNIFORM)).base
     crossing = before * speeds.to_device / model.expert_bytes
