@@ -55,6 +55,38 @@ std::vector<OpRow> stop_clock(Cpu& cpu) {
     return found;
 }
 
+// nodes: the memory node of each thread, numbered from 0 without gaps.
+void start_trace(Cpu& cpu, const std::vector<int>& nodes) {
+    const std::lock_guard<std::mutex> lock(cpu.busy);
+    if (nodes.size() != static_cast<size_t>(cpu.pool.size()))
+        throw py::value_error(std::to_string(nodes.size()) + " nodes for " + std::to_string(cpu.pool.size()) +
+                              " threads");
+    for (const int node : nodes)
+        if (node < 0 || node >= cpu.pool.size())
+            throw py::value_error("node " + std::to_string(node) + " of " + std::to_string(cpu.pool.size()) +
+                                  " threads");
+    cpu.clock.take_spans();
+    cpu.clock.trace(cpu.pool, nodes);
+}
+
+void stop_trace(Cpu& cpu) {
+    const std::lock_guard<std::mutex> lock(cpu.busy);
+    cpu.clock.end_trace(cpu.pool);
+}
+
+using SpanRow =
+    std::tuple<std::string, std::string, int, double, double, int64_t, int64_t, std::vector<double>>;
+
+// (op, shape, layer, begin, end, bytes, multiply-adds, end by node) of every call since the last time asked.
+std::vector<SpanRow> take_spans(Cpu& cpu) {
+    const std::lock_guard<std::mutex> lock(cpu.busy);
+    std::vector<SpanRow> found;
+    for (OpSpan& span : cpu.clock.take_spans())
+        found.emplace_back(span.op, std::move(span.cost.shape), span.layer, span.begin, span.end,
+                           span.cost.bytes, span.cost.macs, std::move(span.node_end));
+    return found;
+}
+
 void bind_cpu(py::module_& m) {
     m.def("features", [] {
         const Features found = detect_features();
@@ -73,7 +105,10 @@ void bind_cpu(py::module_& m) {
              py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("native_seconds", [](const Cpu& cpu) { return cpu.clock.native; })
         .def("start_clock", &start_clock, py::call_guard<py::gil_scoped_release>())
-        .def("stop_clock", &stop_clock, py::call_guard<py::gil_scoped_release>());
+        .def("stop_clock", &stop_clock, py::call_guard<py::gil_scoped_release>())
+        .def("start_trace", &start_trace, py::arg("nodes"), py::call_guard<py::gil_scoped_release>())
+        .def("stop_trace", &stop_trace, py::call_guard<py::gil_scoped_release>())
+        .def("take_spans", &take_spans, py::call_guard<py::gil_scoped_release>());
     m.def("int8_peak", &int8_peak, py::arg("cpu"), py::arg("seconds"),
           py::call_guard<py::gil_scoped_release>());
 }

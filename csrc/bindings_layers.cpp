@@ -97,6 +97,7 @@ py::tuple run_layers(Cpu& cpu, const Layers& layers, const Step& step, F32& resi
         for (size_t i = 0; i < caches.size(); ++i) {
             const Layer& layer = layers.all()[i];
             const size_t mark = cpu.arena.mark();
+            cpu.clock.layer = static_cast<int>(i);
             layer.attention->run(cpu, caches[i], step.view(), exact, stream);
             cpu.arena.rewind(mark);
             if (layer.dense != nullptr) {
@@ -109,6 +110,7 @@ py::tuple run_layers(Cpu& cpu, const Layers& layers, const Step& step, F32& resi
             }
             cpu.arena.rewind(mark);
         }
+        cpu.clock.layer = -1;
     }
     return py::make_tuple(std::move(ids), std::move(used));
 }

@@ -118,6 +118,7 @@ void ThreadPool::run_erased(Erased fn, const void* ctx) {
     running_.store(size() - 1, std::memory_order_relaxed);
     if (size() > 1) start_.advance();
     fn(ctx, 0);
+    if (stamps_ != nullptr) stamps_[0].end = now_ns();
     if (size() > 1) done_.wait(seen, spin_ns_);
 }
 
@@ -126,6 +127,7 @@ void ThreadPool::work(int worker) {
         start_.wait(seen, spin_ns_);
         if (stop_) return;
         fn_(ctx_, worker);
+        if (stamps_ != nullptr) stamps_[worker].end = now_ns();
         if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.advance();
     }
 }

@@ -28,6 +28,11 @@ class WaitWord {
     std::atomic<uint32_t> sleepers_{0};
 };
 
+// When a worker was done with its part, in nanoseconds of std::chrono::steady_clock.
+struct alignas(64) Stamp {
+    int64_t end = 0;
+};
+
 class ThreadPool {
   public:
     // One worker per entry of `cpus`, which must not be empty; duplicates are allowed (more workers than
@@ -50,6 +55,10 @@ class ThreadPool {
         run_erased([](const void* ctx, int worker) { (*static_cast<const Fn*>(ctx))(worker); }, &fn);
     }
 
+    // From the next run on every worker notes its end in stamps[worker]; null: no more. Between two runs
+    // only.
+    void stamp(Stamp* stamps) { stamps_ = stamps; }
+
     // Inside run: returns when every worker has come here; what was written before is visible after.
     void barrier();
 
@@ -66,6 +75,7 @@ class ThreadPool {
     int bound_ = 0;
     Erased fn_ = nullptr;
     const void* ctx_ = nullptr;
+    Stamp* stamps_ = nullptr;
     bool stop_ = false;
     alignas(64) WaitWord start_;
     alignas(64) WaitWord done_;

@@ -74,6 +74,11 @@ class EmulatedDevice:
         self._touched: set[Shadow] = set()
         self._closed = False
 
+    def watch(self, timeline: Timeline | None) -> None:
+        """From now on, what runs goes into this timeline, in virtual time; None: nowhere."""
+        self._timeline = timeline
+        self.clock.watch(timeline)
+
     # Memory
 
     def free_bytes(self) -> int:

@@ -59,6 +59,10 @@ class HostClock:
         self._timeline = timeline
         self._busy_until: dict[str, float] = {}
 
+    def watch(self, timeline: Timeline | None) -> None:
+        """Where spans go from now on."""
+        self._timeline = timeline
+
     def advance(self, seconds: float) -> None:
         """Time of a call, too short for a span."""
         self.now += seconds

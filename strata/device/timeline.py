@@ -8,6 +8,7 @@ Format: Google's "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,13 @@ from typing import Any, NamedTuple
 COMPUTE, H2D, D2H = "compute", "h2d", "d2h"
 DEVICE_LANES = (COMPUTE, H2D, D2H)
 HOST = "host"
+DISK = "disk"
 _PROCESSES = ("device", "host")
+
+
+def socket_lane(node: int) -> str:
+    """The lane of the processors of a memory node."""
+    return f"socket {node}"
 
 
 class Span(NamedTuple):
@@ -33,6 +40,10 @@ class Timeline:
 
     def __init__(self) -> None:
         self._lanes: dict[str, list[Span]] = {}
+
+    def __len__(self) -> int:
+        """Spans of all lanes."""
+        return sum(map(len, self._lanes.values()))
 
     @property
     def lanes(self) -> list[str]:
@@ -66,8 +77,17 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """Save as a file that ui.perfetto.dev opens."""
-        path.write_text(json.dumps(self.to_chrome(), allow_nan=False), encoding="utf-8")
+        """Save as a file that ui.perfetto.dev opens; at no time is a half of it there."""
+        text = json.dumps(self.to_chrome(), allow_nan=False)
+        if path.exists() and not path.is_file():  # a pipe or /dev/stdout cannot be replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        part = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def busy_intervals(spans: Iterable[Span]) -> list[tuple[float, float]]:

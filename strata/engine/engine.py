@@ -56,11 +56,24 @@ class Event(NamedTuple):
     logprob: TokenLogprob | None = None
 
 
+class StepDone(NamedTuple):
+    """A step that is over, for those who watch: its works, and when it began, had its logits, and ended.
+
+    Seconds of time.perf_counter. The decoder's `routes` are still this step's.
+    """
+
+    works: list[Work]
+    begin: float
+    computed: float
+    end: float
+
+
 class Engine:
     """Runs many requests over one decoder. Belongs to one thread; `step` does all the work.
 
     A request ends with its finish_reason set: STOP (a stop id, which is appended to `tokens` but is no
     event's token), LENGTH (max_tokens or the context is full), ABORT, ERROR (`error` says why).
+    observers: called after every step that did not fail, in the engine's thread.
     """
 
     def __init__(self, decoder: Decoder, options: EngineOptions) -> None:
@@ -77,6 +90,7 @@ class Engine:
             self.pages, options.context, options.chunk, options.max_running, self.tiers, most
         )
         self.metrics = Metrics()
+        self.observers: list[Callable[[StepDone], None]] = []
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
 
@@ -128,9 +142,10 @@ class Engine:
             logits = self.executor.run(works)
         except Exception as error:
             return [self._fail(work.request, error) for work in works]
+        computed = time.perf_counter()
         completed = [work.request for work in works if work.completes]
         events = [self._advance(request, row) for request, row in zip(completed, logits, strict=True)]
-        self._measure(works, time.perf_counter() - begin)
+        self._measure(StepDone(works, begin, computed, time.perf_counter()))
         return events
 
     def abort(self, request_id: str) -> bool:
@@ -222,5 +237,8 @@ class Engine:
         self.scheduler.remove(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
 
-    def _measure(self, works: list[Work], seconds: float) -> None:
-        self.metrics.add_step(works, step_bytes(self.decoder, self.kv, works), seconds)
+    def _measure(self, step: StepDone) -> None:
+        read = step_bytes(self.decoder, self.kv, step.works)
+        self.metrics.add_step(step.works, read, step.end - step.begin)
+        for observe in self.observers:
+            observe(step)

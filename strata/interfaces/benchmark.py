@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from strata.engine.load import load_engine
 from strata.errors import IncompleteError, UsageError
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.planning import plan_run
+from strata.interfaces.recording import recording
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.counts import count
@@ -84,6 +86,10 @@ class Benchmark:
     def warm_up(self) -> None:
         """A prompt that does not count."""
         self._bench.warm_up(min(_WARM_UP_TOKENS, self._engine.options.context - 1))
+
+    def recording(self, timeline: Path | None) -> AbstractContextManager[None]:
+        """What is measured inside goes into a timeline, too; noting it takes a few percent of the time."""
+        return recording(self._engine, self.plan, timeline)
 
     def results(self, repeats: int) -> Iterator[Result]:
         """Case after case, as they are done."""

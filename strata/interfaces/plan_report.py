@@ -174,7 +174,7 @@ def _remarks(plan: Plan, machine: HardwareProfile) -> Iterator[str]:
     if assumed:
         yield f"not measured: {', '.join(assumed)}"
     if plan.device:
-        yield "Strata has no device tier yet: a run uses the host alone, and none of this was run on a GPU."
+        yield "A run leaves the card idle (its kernels do not exist yet), and none of this was run on a GPU."
     for text in plan.warnings:
         yield f"warning: {printable(text)}"
     for text in plan.notes:

@@ -50,6 +50,12 @@ def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = No
     return advise(plan, model, hardware, options, _other_formats(path, contents, model, asked, config))
 
 
+def model_of(config: Config) -> Footprint:
+    """The numbers of the model that the configuration names; headers suffice. Raises as `plan_model`."""
+    contents = _contents(model_path(config.model.path), convert_options(config.convert))
+    return _footprint(contents, config.kv.dtype, config.kv.page_tokens)
+
+
 def plan_run(
     store: Path,
     config: Config,

@@ -20,7 +20,7 @@ nothing here has run on a GPU yet.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -210,21 +210,54 @@ def step_cost(
 ) -> StepCost:
     """Seconds of a step and what each lane does in it.
 
+    The experts it touches are those that `usage` expects.
+    """
+    return expected_cost(model, speeds, placement, step, usage(model, placement, step, curve))
+
+
+def expected_cost(model: Footprint, speeds: Speeds, placement: Placement, step: Step, use: Usage) -> StepCost:
+    """The same for experts that are told.
+
     Misses per layer are a whole number in reality, so the cost of the expected number is interpolated between
     the whole numbers beside it.
     """
-    use = usage(model, placement, step, curve)
     layer = layer_cost(model, speeds, placement, step, use)
-    dense = model.layers - model.moe_layers
-    seconds = dense * layer.seconds(0.0, 0, 0) + _head_seconds(model, speeds, placement, step)
-    fetched = 0.0
+    layers = []
     for misses, weight in _neighbours(use.misses):
         hits = max(0.0, use.distinct - misses)
         chosen = layer.split(hits, misses, placement.misses)
-        fetched += weight * chosen
-        seconds += model.moe_layers * weight * layer.seconds(hits, misses, chosen)
-    busy = _busy(model, speeds, placement, step, layer, use, fetched)
-    return StepCost(seconds, busy, use.distinct, use.misses, fetched, step.tokens)
+        layers.append(RoutedLayers(model.moe_layers * weight, hits, misses, chosen))
+    return sum_up(model, speeds, placement, step, layer, layers)
+
+
+@dataclass(frozen=True)
+class RoutedLayers:
+    """`count` layers alike (expected, so not always whole): experts of each that hit, miss, are fetched."""
+
+    count: float
+    hits: float
+    misses: int
+    fetched: int
+
+
+def sum_up(
+    model: Footprint,
+    speeds: Speeds,
+    placement: Placement,
+    step: Step,
+    layer: LayerCost,
+    routed: Sequence[RoutedLayers],
+) -> StepCost:
+    """A step from what happened in each of its layers that route; the others and the head are added."""
+    dense = model.layers - model.moe_layers
+    seconds = dense * layer.seconds(0.0, 0, 0) + _head_seconds(model, speeds, placement, step)
+    seconds += math.fsum(e.count * layer.seconds(e.hits, e.misses, e.fetched) for e in routed)
+    layers = max(1, model.moe_layers)
+    misses = math.fsum(e.count * e.misses for e in routed) / layers
+    distinct = math.fsum(e.count * (e.hits + e.misses) for e in routed) / layers
+    fetched = math.fsum(e.count * e.fetched for e in routed) / layers
+    busy = _busy(model, speeds, placement, step, layer, Usage(distinct, misses, 0.0), fetched)
+    return StepCost(seconds, busy, distinct, misses, fetched, step.tokens)
 
 
 def _neighbours(value: float) -> list[tuple[int, float]]:

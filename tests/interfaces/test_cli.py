@@ -20,7 +20,7 @@ from strata import __version__
 from strata.interfaces import cli
 
 DEMO_YAML = str(ROOT / "configs" / "demo.yaml")
-COMMANDS = ("run", "convert", "inspect", "plan", "verify", "doctor", "bench")
+COMMANDS = ("run", "convert", "inspect", "plan", "simulate", "verify", "doctor", "bench", "trace")
 HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from strata.config import Override, load_config
 from strata.hardware.profile_file import load_profile
-from strata.interfaces import cli
+from strata.interfaces import cli, start
+from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
-from strata.interfaces.plan_report import report
+from strata.interfaces.plan_report import report, summary
 from strata.interfaces.planning import plan_model
 
 XEON = ("--hardware", "rtx3090-2x-e5-2680v4")
@@ -138,8 +139,47 @@ def test_a_run_has_the_pages_that_were_planned(checkpoint: Path, store: Path) ->
     )
 
 
+def test_a_run_obeys_the_plan_that_is_printed(store: Path) -> None:
+    """One decision: what `strata plan` prints for this machine is what a run was opened with."""
+    settings = (f"model.path={store}", "engine.requests=2", "model.context=100", "backend.threads=1")
+    config = load_config(None, [Override.parse(text) for text in (*settings, "device.use=none")])
+    here = remembered_machine()
+    printed = dataclasses.replace(plan_model(config, here), advice=())
+    model = open_model(config, here)
+    assert model.plan == printed
+    options = model.engine.options
+    assert (options.context, options.pages, options.chunk) == (100, printed.kv.pages, printed.chunk)
+    assert model.engine.decoder.backend.cpu.threads == len(printed.cpus) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("rtx3090-2x-e5-2680v4", 3), ("rtx3090-epyc-7302", 2)])
+def test_the_summary_of_a_start(store: Path, name: str, lines: int) -> None:
+    """Where things lie and how fast it should be, in two lines or three."""
+    machine, use = load_profile(name), "auto" if lines == 3 else "none"
+    settings = (f"model.path={store}", "engine.requests=2", f"device.use={use}")
+    plan = plan_model(load_config(None, [Override.parse(text) for text in settings]), machine)
+    text = summary(plan, machine)
+    assert len(text.splitlines()) == lines
+    assert f"{plan.kv.context} tokens x 2" in text and f"{len(plan.cpus)} threads" in text
+    assert f"decode {plan.predictions[0].tokens_per_second:.0f} tokens/s" in text and "limited by" in text
+    assert ("expert slots" in text) == (lines == 3) and "not measured: " in text
+
+
 def test_names_cannot_drive_the_terminal(store: Path) -> None:
     machine = load_profile("rtx3090-epyc-7302")
     plan = plan_model(load_config(None, [Override.parse(f"model.path={store}")]), machine)
     text = report(dataclasses.replace(plan, model="\x1b[2Jmodel[bold]"), machine)
     assert "\x1b" not in text and "[bold]" in text
+
+
+def test_only_a_terminal_is_told(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = load_profile("rtx3090-epyc-7302")
+    plan = plan_model(load_config(None, [Override.parse(f"model.path={store}")]), machine)
+    start.announce(plan, machine, "1 MiB in plain pages")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(start, "watched", lambda: True)
+    start.announce(plan, machine, "1 MiB in plain pages")
+    out, err = capsys.readouterr()
+    assert out == "" and err.strip() == summary(plan, machine) + "\nkv       1 MiB in plain pages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,20 @@ class FlowMetrics:
     fetched: int = 0
     streamed: int = 0
     computed: int = 0
+
+
+class LayerServed(NamedTuple):
+    """How one layer's experts were answered in the latest pass, for whoever records it.
+
+    fetched: crossed the bus for this layer, with `nbytes` each, or were on their way; seconds: the CPU's, for
+    all that it computed.
+    """
+
+    hits: tuple[int, ...]
+    fetched: tuple[int, ...]
+    computed: tuple[int, ...]
+    nbytes: int
+    seconds: float = 0.0
 
 
 @dataclass
@@ -81,6 +96,7 @@ class ExpertFlow:
         heat: Heat | None,
     ) -> None:
         self.metrics = FlowMetrics()
+        self.served: dict[int, LayerServed] = {}
         self.stream = stream
         self.split = split
         self._ops = ops
@@ -96,16 +112,22 @@ class ExpertFlow:
         due: the running count of the layer. active: the experts to compute, None: all that are routed to.
         """
         found = self._acquire(call, active)
-        hits, late = found.hits, len(found.arriving)
+        hits, late = found.hits, [handle.expert.index for handle, _ in found.arriving]
         missed = sorted([*found.missed, *found.queued])
-        decision = self._decide(call, len(hits) + late, missed)
+        decision = self._decide(call, len(hits) + len(late), missed)
         flow = LayerFlow(call, due, ExpertGroups(self._ops, call), decision, found.arriving, [])
         self._fetch(flow, found)
         self._loader.queue.pump()
         self._clock.start(decision)
         flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h in hits])
         self._clock.hits_done()
-        self._count(len(hits), late, flow)
+        self._count(len(hits), len(late), flow)
+        self.served[call.bank.layer] = LayerServed(
+            tuple(handle.expert.index for handle in hits),
+            (*late, *decision.fetch),
+            decision.compute,
+            call.bank.layout.record_bytes,
+        )
         return flow
 
     def finish(self, flow: LayerFlow) -> Matrix:
@@ -204,6 +226,8 @@ class ExpertFlow:
         result, seconds = self._share.compute(call, experts)
         planned = host_seconds(self.split.speeds, call.bank, len(experts), call.pairs(experts))
         self.split.host_took(planned, seconds)
+        layer = call.bank.layer
+        self.served[layer] = self.served[layer]._replace(seconds=seconds)
         flow.groups.join(result)
 
     def _count(self, hits: int, late: int, flow: LayerFlow) -> None:

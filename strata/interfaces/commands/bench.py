@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,6 +44,12 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="What ran when, for ui.perfetto.dev.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="JSON with every single run.")
 def command(
@@ -58,6 +65,7 @@ def command(
     seed: int,
     ops: bool,
     no_warmup: bool,
+    timeline: Path | None,
     as_csv: bool,
     as_json: bool,
 ) -> None:
@@ -92,23 +100,31 @@ def command(
     if not cases:
         raise UsageError("nothing to measure: -p and -n are 0", remedy="e.g. -p 512 -n 128")
     bench = Benchmark(config, cases, ops=ops, seed=seed)
-    _report(bench, repetitions, warm=not no_warmup, form="csv" if as_csv else "json" if as_json else "md")
+    form = "csv" if as_csv else "json" if as_json else "md"
+    _introduce(bench, form)
+    if not no_warmup:
+        bench.warm_up()
+    with bench.recording(timeline):
+        _report(bench, repetitions, form)
 
 
-def _report(bench: Any, repetitions: int, *, warm: bool, form: str) -> None:
-    """Markdown lines appear as they are measured, CSV and JSON at the end."""
-    import json
-
-    from strata.interfaces import bench_report
+def _introduce(bench: Any, form: str) -> None:
     from strata.interfaces.start import announce
-    from strata.interfaces.terminal import note, printable
+    from strata.interfaces.terminal import note
 
     if form == "md":
         announce(bench.plan, bench.machine, bench.kv_place)
     for case in bench.left_out:
         note(f"note: {case.label} is left out: the model's context is {bench.context} tokens")
-    if warm:
-        bench.warm_up()
+
+
+def _report(bench: Any, repetitions: int, form: str) -> None:
+    """Markdown lines appear as they are measured, CSV and JSON at the end."""
+    import json
+
+    from strata.interfaces import bench_report
+    from strata.interfaces.terminal import printable
+
     results = bench.results(repetitions)
     if form == "csv":
         click.echo(printable(bench_report.to_csv(bench.subject, list(results))), nl=False)

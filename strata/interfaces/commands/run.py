@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
+
+if TYPE_CHECKING:
+    from strata.interfaces.session import Session
 
 # Flags are llama.cpp's; each stands for an option of the configuration, which checks its value.
 _FLAGS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
@@ -55,6 +59,18 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
 @click.option("--serve", is_flag=True, help="Answer over HTTP instead, as `strata serve` does.")
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="What ran when, for ui.perfetto.dev.",
+)
+@click.option(
+    "--record-trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Record which experts were used, for strata trace.",
+)
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 @_add_flags
 def command(
@@ -66,6 +82,8 @@ def command(
     ignore_eos: bool,
     as_json: bool,
     serve: bool,
+    timeline: Path | None,
+    record_trace: Path | None,
     show_config: bool,
     **flags: Any,
 ) -> int:
@@ -79,6 +97,7 @@ def command(
     Examples:
       strata run --config configs/demo.yaml
       strata run smollm2 --temp 0 --prompt "Why is the sky blue?"
+      strata run demo --prompt "Hello" --timeline hello.json
       git diff | strata run --config configs/smollm2.yaml --system "Summarise this change."
     """
     if model is not None and flags["model__path"] is not None:
@@ -88,19 +107,23 @@ def command(
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
     if serve:
-        return _serve(config_file, overrides, show_config, prompt is not None or raw or as_json)
+        one_answer = prompt is not None or raw or as_json or timeline or record_trace
+        return _serve(config_file, overrides, show_config, bool(one_answer))
     config = load_config(config_file, overrides)
     if show_config:
         click.echo(config.show())
         return 0
-    return _run(config, _single_prompt(prompt), raw, as_json)
+    return _run(config, _single_prompt(prompt), raw, as_json, Files(timeline, record_trace))
 
 
 def _serve(config_file: str | None, overrides: list[Override], show_config: bool, one_answer: bool) -> int:
     from strata.interfaces.commands.serve import start
 
     if one_answer:
-        raise UsageError("--serve does not go with --prompt, --raw or --json", remedy="leave one of them out")
+        raise UsageError(
+            "--serve goes with none of --prompt, --raw, --json, --timeline, --record-trace",
+            remedy="leave one of them out",
+        )
     return start(config_file, overrides, show_config)
 
 
@@ -126,7 +149,14 @@ def _single_prompt(prompt: str | None) -> str | None:
     return None if sys.stdin is not None and sys.stdin.isatty() else read_stdin()
 
 
-def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
+class Files(NamedTuple):
+    """What is written beside the answers."""
+
+    timeline: Path | None
+    trace: Path | None
+
+
+def _run(config: Config, prompt: str | None, raw: bool, as_json: bool, files: Files) -> int:
     if prompt is not None and not prompt.strip():
         return 0  # case-45: end of input is a reason to leave, not a message
     if prompt is None and as_json:
@@ -135,6 +165,7 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
     from strata.interfaces.hardware import remembered_machine, with_device
     from strata.interfaces.models import open_model
+    from strata.interfaces.recording import recording
     from strata.interfaces.session import Session
     from strata.interfaces.start import announce
 
@@ -143,6 +174,11 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool) -> int:
     if not as_json:
         announce(model.plan, machine, model.kv_place)
     session = Session(model, config, raw=raw)
+    with recording(model.engine, model.plan, files.timeline, files.trace):
+        return _talk(session, config, prompt, as_json)
+
+
+def _talk(session: Session, config: Config, prompt: str | None, as_json: bool) -> int:
     if prompt is not None:
         from strata.interfaces.once import answer_once
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from strata.errors import UsageError
-
-if TYPE_CHECKING:
-    from strata.memory.trace import TraceSource
 
 _MAX_PARTS = 64
 
@@ -38,8 +35,11 @@ class Slots(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 def command() -> None:
     """Recorded expert accesses: how well would a cache of N slots do?
 
+    `strata run MODEL --record-trace FILE` records one while it answers.
+
     \b
-    Example:
+    Examples:
+      strata run demo --prompt "Hello" --record-trace hello.trace
       strata trace replay decode_routes.csv.gz --slots 25%,50%
     """
 
@@ -80,11 +80,12 @@ def replay(
 
     from strata.interfaces import replay_report
     from strata.interfaces.terminal import note, printable
+    from strata.interfaces.traces import open_traces
     from strata.memory.replay import ReplayOptions, replay_all
 
     names = _policies(policies)
     options = ReplayOptions(inserts, admit_all)
-    sources = _sources(Path(trace), only)
+    sources = open_traces(Path(trace), only)
     if plot and len(sources) > 1:
         raise UsageError(
             f"--plot draws one trace, {trace} has {len(sources)}", remedy="choose one with --only"
@@ -126,19 +127,6 @@ def import_routes(routes: str, out: Path) -> None:
             for access in source:
                 writer.add(access)
         click.echo(printable(f"{path}: {len(source.accesses)} accesses, {path.stat().st_size} bytes"))
-
-
-def _sources(path: Path, only: str | None) -> list[TraceSource]:
-    from strata.memory.routes_csv import is_routes_csv, read_routes
-    from strata.memory.trace import TraceFile
-
-    if not is_routes_csv(path):
-        return [TraceFile(path)]
-    routes = read_routes(path)
-    chosen: list[TraceSource] = [source for name, source in routes.items() if not only or only in name]
-    if not chosen:
-        raise UsageError(f"no trace of {path} has {only!r} in its name", remedy=f"it has {', '.join(routes)}")
-    return chosen
 
 
 def _policies(text: str) -> list[str]:
