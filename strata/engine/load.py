@@ -13,6 +13,7 @@ from strata.engine.engine import Engine, EngineOptions
 from strata.engine.tier import open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
+from strata.hardware.placement import interleave
 from strata.hardware.profile import HardwareProfile
 from strata.memory.kv_tiers import SPARE
 from strata.model.decoder import Decoder
@@ -76,6 +77,7 @@ def load_engine(
         chunk=plan.chunk,
         share_prefixes=share_prefixes,
     )
+    _interleave(plan)
     made = make_backend(backend, plan, activations)
     if emulate is not None:
         reserve = int(plan.kv.pages * KV_RESERVE)
@@ -83,6 +85,17 @@ def load_engine(
         made = _hybrid(made, store, plan, emulate, options)
     tier = open_tier(store, plan.host.in_memory) if plan.host.disk_bytes and backend == "cpu" else None
     return Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
+
+
+def _interleave(plan: Plan) -> None:
+    """Before threads start, for they inherit it: pages of weights and KV lie on all nodes in turn."""
+    nodes = [node.node for node in plan.threads]
+    if plan.host.spread != "interleave" or len(nodes) < 2:
+        return
+    problem = interleave(nodes)
+    if problem:
+        text = f"host.numa is interleave, but pages lie where the kernel puts them: {problem}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _pool_pages(plan: Plan) -> int:
