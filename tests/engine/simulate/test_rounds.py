@@ -59,15 +59,13 @@ def test_results_do_not_depend_on_theirs(
         assert [one.served for one in before.found] == [one.served for one in after.found]
 
 
-def test_the_order_of_the_rounds_is_theirs(found: list[Round]) -> None:
-    """Each round is faster with a full batch than the one before, and uses no more memory than there is."""
+def test_the_rounds_on_the_machine(found: list[Round]) -> None:
+    """INT4 and a cache beat BF16 without one; no round uses more memory than there is."""
     full = [entry.found[-1] for entry in found]
-    assert full[0].served.rate < full[1].served.rate < full[2].served.rate
+    assert full[0].served.rate < full[1].served.rate
     assert all(one.peak < 24 * 2**30 for entry in found for one in entry.found)
     assert found[0].found[0].served.hit_rate < 0.05 < found[1].found[0].served.hit_rate
-    assert (
-        full[0].requests < full[1].requests == rounds.STATED.cap
-    )  # KV in BF16 and shared weights fill the card
+    assert full[1].requests == full[2].requests == rounds.STATED.cap
 
 
 def test_what_a_token_needs_is_a_sum_on_paper(found: list[Round]) -> None:
