@@ -17,7 +17,7 @@ from strata.engine.load import load_engine
 from strata.errors import IncompleteError, UsageError
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.planning import plan_run
-from strata.interfaces.recording import recording
+from strata.interfaces.recording import Files, recording
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.counts import count
@@ -89,7 +89,7 @@ class Benchmark:
 
     def recording(self, timeline: Path | None) -> AbstractContextManager[None]:
         """What is measured inside goes into a timeline, too; noting it takes a few percent of the time."""
-        return recording(self._engine, self.plan, timeline)
+        return recording(self._engine, self.plan, Files(timeline))
 
     def results(self, repeats: int) -> Iterator[Result]:
         """Case after case, as they are done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,9 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from strata.memory.trace import TraceFile
 
 openai = pytest.importorskip("openai")
 
@@ -116,6 +120,20 @@ def test_the_official_client(start: Start) -> None:
     begin = time.monotonic()
     assert server.exit_code(10) == 0
     assert time.monotonic() - begin < 3
+
+
+def test_what_is_recorded_while_serving_is_whole_at_the_end(start: Start, tmp_path: Path) -> None:
+    """Two requests after the warm-up, each with its own number; no texts in either file."""
+    trace, timeline = tmp_path / "served.trace", tmp_path / "served.json"
+    server = start("--record-trace", str(trace), "--timeline", str(timeline))
+    for _ in range(2):
+        assert len(list(server.stream(max_tokens=4))) > 1
+    server.signal(signal.SIGTERM)
+    assert server.exit_code(10) == 0
+    recorded = TraceFile(trace)
+    assert {access.sequence for access in recorded} == {1, 2, 3} and not recorded.torn
+    names = {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
+    assert {"decode 1", "experts", "attention"} <= names
 
 
 def test_sigterm_lets_a_stream_end_and_refuses_new_requests(start: Start) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -107,24 +107,18 @@ def command(
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
     if serve:
-        one_answer = prompt is not None or raw or as_json or timeline or record_trace
-        return _serve(config_file, overrides, show_config, bool(one_answer))
+        if prompt is not None or raw or as_json:
+            raise UsageError(
+                "--serve does not go with --prompt, --raw or --json", remedy="leave one of them out"
+            )
+        from strata.interfaces.commands.serve import start
+
+        return start(config_file, overrides, show_config, timeline, record_trace)
     config = load_config(config_file, overrides)
     if show_config:
         click.echo(config.show())
         return 0
-    return _run(config, _single_prompt(prompt), raw, as_json, Files(timeline, record_trace))
-
-
-def _serve(config_file: str | None, overrides: list[Override], show_config: bool, one_answer: bool) -> int:
-    from strata.interfaces.commands.serve import start
-
-    if one_answer:
-        raise UsageError(
-            "--serve goes with none of --prompt, --raw, --json, --timeline, --record-trace",
-            remedy="leave one of them out",
-        )
-    return start(config_file, overrides, show_config)
+    return _run(config, _single_prompt(prompt), raw, as_json, timeline, record_trace)
 
 
 def _overrides(flags: dict[str, Any]) -> list[Override]:
@@ -149,14 +143,14 @@ def _single_prompt(prompt: str | None) -> str | None:
     return None if sys.stdin is not None and sys.stdin.isatty() else read_stdin()
 
 
-class Files(NamedTuple):
-    """What is written beside the answers."""
-
-    timeline: Path | None
-    trace: Path | None
-
-
-def _run(config: Config, prompt: str | None, raw: bool, as_json: bool, files: Files) -> int:
+def _run(
+    config: Config,
+    prompt: str | None,
+    raw: bool,
+    as_json: bool,
+    timeline: Path | None,
+    trace: Path | None,
+) -> int:
     if prompt is not None and not prompt.strip():
         return 0  # case-45: end of input is a reason to leave, not a message
     if prompt is None and as_json:
@@ -165,7 +159,7 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool, files: Fi
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
     from strata.interfaces.hardware import remembered_machine, with_device
     from strata.interfaces.models import open_model
-    from strata.interfaces.recording import recording
+    from strata.interfaces.recording import Files, recording
     from strata.interfaces.session import Session
     from strata.interfaces.start import announce
 
@@ -174,7 +168,7 @@ def _run(config: Config, prompt: str | None, raw: bool, as_json: bool, files: Fi
     if not as_json:
         announce(model.plan, machine, model.kv_place)
     session = Session(model, config, raw=raw)
-    with recording(model.engine, model.plan, files.timeline, files.trace):
+    with recording(model.engine, model.plan, Files(timeline, trace)):
         return _talk(session, config, prompt, as_json)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from strata.config import Config, Override, load_config
@@ -25,12 +27,26 @@ PARALLEL = 4
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="What ran when, for ui.perfetto.dev.",
+)
+@click.option(
+    "--record-trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Which experts were used, for strata trace.",
+)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 def command(
     model: str | None,
     config_file: str | None,
     settings: tuple[str, ...],
+    timeline: Path | None,
+    record_trace: Path | None,
     log_json: bool,
     show_config: bool,
     **flags: str | None,
@@ -56,24 +72,31 @@ def command(
     ]
     overrides += [Override("model.path", model, "MODEL")] if model is not None else []
     overrides += [Override("server.log", "json", "--log-json")] if log_json else []
-    return start(config_file, overrides, show_config)
+    return start(config_file, overrides, show_config, timeline, record_trace)
 
 
 for _names, _option, _metavar, _text in reversed(_FLAGS):
     command = click.option(*_names, _option.replace(".", "__"), metavar=_metavar, help=_text)(command)
 
 
-def start(config_file: str | None, overrides: list[Override], show_config: bool) -> int:
-    """Serve until a signal ends it; the exit code."""
+def start(
+    config_file: str | None,
+    overrides: list[Override],
+    show_config: bool,
+    timeline: Path | None = None,
+    trace: Path | None = None,
+) -> int:
+    """Serve until a signal ends it; the exit code. timeline, trace: written meanwhile."""
     config = serving_config(config_file, overrides)
     if show_config:
         click.echo(config.show())
         return 0
     if not config.model.path:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
+    from strata.interfaces.recording import Files
     from strata.interfaces.server.serving import serve
 
-    return serve(config)
+    return serve(config, Files(timeline, trace))
 
 
 def serving_config(config_file: str | None, overrides: list[Override]) -> Config:

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from strata.config import Config
 from strata.errors import ConfigError, UsageError
 from strata.interfaces.models import LoadedModel, open_model
+from strata.interfaces.recording import Files, Recording
 from strata.interfaces.server.app import build_app, is_loopback
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
@@ -29,15 +30,19 @@ _HEADER_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 30
 _LAST_WORDS_SECONDS = 3  # for connections to take the end of an answer, once nothing runs any more
 _JOIN_SECONDS = 1.0
+_NO_FILES = Files()
 _MAX_KEY_FILE = 1 << 20
 
 
-def serve(config: Config) -> int:
-    """Run the service until a signal ends it; the exit code. Raises what kept the model from loading."""
+def serve(config: Config, files: Files = _NO_FILES) -> int:
+    """Run the service until a signal ends it; the exit code. Raises what kept the model from loading.
+
+    files: written while it serves, and whole when it ends in order.
+    """
     log = RequestLog(as_json=config.server.log == "json")
     keys = api_keys(config)
     with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
-        return asyncio.run(_Process(config, listener, keys, log).run())
+        return asyncio.run(_Process(config, listener, keys, log, files).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -131,8 +136,17 @@ class _Server(uvicorn.Server):
 class _Process:
     """Owns the engine thread and the HTTP server."""
 
-    def __init__(self, config: Config, listener: socket.socket, keys: Sequence[str], log: RequestLog) -> None:
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket,
+        keys: Sequence[str],
+        log: RequestLog,
+        files: Files,
+    ) -> None:
         self._config = config
+        self._files = files
+        self._recording: Recording | None = None
         self._listener = listener
         self._keys = keys
         self._log = log
@@ -159,6 +173,8 @@ class _Process:
         self._thread.stop()
         if not await asyncio.to_thread(self._thread.join, _JOIN_SECONDS):
             self._leave(0)  # it imports a model, or is in a long step: neither can be interrupted
+        if self._recording is not None:
+            self._recording.close()
         if self._thread.failure is not None:
             raise self._thread.failure
         self._log.event("stopped")
@@ -166,10 +182,12 @@ class _Process:
 
     def _load(self, report: Report) -> LoadedModel:
         report("opening the model", None)
-        return open_model(
+        model = open_model(
             self._config,
             progress=lambda done, total, what: report("importing the model", done / total if total else None),
         )
+        self._recording = Recording(model.engine, model.plan, self._files)
+        return model
 
     def _uvicorn_config(self) -> uvicorn.Config:
         BoundedProtocol.header_seconds = float(self._config.server.client_seconds)
