@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from strata.config import Override, load_config
+from strata.errors import CapacityError
 from strata.hardware.profile_file import load_profile
 from strata.interfaces import cli, start
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
 from strata.interfaces.plan_report import report, summary
-from strata.interfaces.planning import plan_model
+from strata.interfaces.planning import model_of, plan_model
+from strata.plan.host import PROCESS_SHARE
 
 XEON = ("--hardware", "rtx3090-2x-e5-2680v4")
 
@@ -183,3 +185,20 @@ def test_only_a_terminal_is_told(
     start.announce(plan, machine, "1 MiB in plain pages")
     out, err = capsys.readouterr()
     assert out == "" and err.strip() == summary(plan, machine) + "\nkv       1 MiB in plain pages"
+
+
+def test_a_run_refuses_experts_that_fit_once_and_were_asked_for_twice(store: Path) -> None:
+    """case-34: checked again when a run starts, before anything is allocated; the remedy is what fits."""
+    settings = (f"model.path={store}", "model.context=32", "host.numa=replicate")
+    config = load_config(None, [Override.parse(text) for text in settings])
+    model = model_of(config)
+    shared = model.static + model.embedding + (0 if model.tied else model.head)
+    memory = (shared + model.kv_ceiling(32, 1) + 3 * model.expert_total // 2) * PROCESS_SHARE // 3
+    one = load_profile("rtx3090-2x-e5-2680v4")
+    nodes = tuple(dataclasses.replace(node, memory=memory // 2, free=memory // 2) for node in one.nodes)
+    small = dataclasses.replace(one, nodes=nodes, available=memory, device=None)
+    with pytest.raises(
+        CapacityError, match=r"host\.numa replicate needs .* bytes on each of 2 nodes"
+    ) as refused:
+        open_model(config, small)
+    assert "interleave fits" in str(refused.value) or "partition fits" in str(refused.value)
