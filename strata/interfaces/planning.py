@@ -67,11 +67,12 @@ def plan_run(
     """The plan that a run of this store obeys, which is what `strata plan` prints, without advice.
 
     context, requests: instead of the configuration's. A real graphics card stays idle: its kernels do not
-    exist yet; an emulated one holds the KV pages. Raises StoreError and what `make_plan` raises.
+    exist yet; an emulated one holds the KV pages unless kv.tier says host. Raises StoreError and what
+    `make_plan` raises.
     """
     options = dataclasses.replace(plan_options(config), device=False)
     if config.device.use == "emulated":
-        options = dataclasses.replace(options, device=True, kv_tier="device")
+        options = dataclasses.replace(options, device=True, kv_tier=options.kv_tier or "device")
     if context is not None:
         options = dataclasses.replace(options, context=context)
     if requests is not None:

@@ -57,8 +57,7 @@ def test_the_longer_attention_takes_the_more_must_fit_meanwhile() -> None:
     assert stream_buffers(replace(QWEN3, moe_layers=0), speeds, made) == 2
 
 
-def test_a_plan_without_pages_on_the_device_is_refused() -> None:
-    made = plan(512)
-    for changed in (replace(made, device=None), replace(made, kv=replace(made.kv, tier="host"))):
-        with pytest.raises(CapacityError, match=r"(?s)KV pages on the device.*device\.use: none"):
-            emulated_backend(None, None, None, changed, MACHINE, None)  # type: ignore[arg-type]
+def test_a_plan_that_leaves_the_device_idle_is_refused() -> None:
+    changed = replace(plan(512), device=None)
+    with pytest.raises(CapacityError, match=r"(?s)leaves the device idle.*device\.use: none"):
+        emulated_backend(None, None, None, changed, MACHINE, None)  # type: ignore[arg-type]
