@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.backends.base import Backend, KvDtype
+from strata.backends.cpu import CpuBackend
 from strata.config import Override, load_config
-from strata.engine.load import Activations, make_backend
+from strata.engine.load import Activations
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
+from strata.hardware.cpu import choose_cpus
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.decoder import Decoder
@@ -88,13 +90,16 @@ def main() -> None:
 
 def measure(text: Text, options: argparse.Namespace) -> dict[str, Comparison]:
     """Every variant beside the truth, by label."""
-    judge: Backend = make_backend("reference", options.threads, "f32")
-    variants = VARIANTS
+    judge: Backend
     if options.truth == "f32":
-        judge, variants = make_backend("cpu", options.threads, "f32"), VARIANTS[1:]
+        judge, variants = CpuBackend(options.threads, "f32"), VARIANTS[1:]
+    else:
+        from strata.backends.reference import ReferenceBackend  # torch takes seconds
+
+        judge, variants = ReferenceBackend(threads=options.threads or len(choose_cpus().cpus)), VARIANTS
     others = {
         variant.label: text.predicted_by(
-            make_backend("cpu", options.threads, variant.activations), variant.kv, options.chunk
+            CpuBackend(options.threads, variant.activations), variant.kv, options.chunk
         )
         for variant in variants
     }

@@ -41,6 +41,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.compiler
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(counts.missing()), reason=f"{counts.missing()} is not installed")
 def test_no_case_takes_more_instructions_than_recorded(tmp_path: Path) -> None:
     if not counts.RECORD.exists():

@@ -26,6 +26,7 @@ SANITIZERS = {"memory": "address,undefined", "threads": "thread"}
 
 pytestmark = [
     pytest.mark.compiler,
+    pytest.mark.timeout(900),  # whoever comes first compiles for all; the others wait
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
 ]
