@@ -12,7 +12,8 @@ process (/proc/self/io). The disk is probed before and after each turn by the re
 Routers of random weights choose what no trained model would: without --favour they choose. With it, both are
 given the same routes: top_k experts drawn anew for every token and layer, the expert of rank r in its layer
 with the weight (r + 4)^-FAVOUR. 0 is uniform, the worst case. Neighbouring tokens have nothing in common
-then, which traces of real models have.
+then, which traces of real models have. The mode "foresee" is "tier" with guesses of the next layer's forced
+routes, of which the share --known is right.
 
 Needs root and version 1 or 2 of the memory controller; an idle machine is the caller's business.
 """
@@ -41,7 +42,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.composed import ComposedOps
-from strata.backends.cpu import CpuBackend
 from strata.backends.parts import Array, Layer, RoutedFfn, Router, Routing
 from strata.core import ExpertId, Request, SamplingParams
 from strata.engine.bench.runs import RandomTokens
@@ -50,12 +50,14 @@ from strata.engine.load import load_engine, plan_store
 from strata.engine.tier import open_tier
 from strata.hardware.host_memory import meminfo
 from strata.hardware.probe import probe
+from strata.memory.expert_host import HostExperts
 from strata.memory.host_arena import host_arena
 from strata.model.decoder import Decoder
 from strata.plan.options import PlanOptions
 from strata.store.expert_reader import READ_THREADS, ExpertReader
 from strata.store.reader import Store
 
+MODES = ["tier", "foresee", "mmap"]
 MARGIN = 160 << 20
 """Of the limit, for what the process takes while it runs; the tier's memory is what remains."""
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
@@ -88,10 +90,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=6.0, help="seconds that do not count")
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds that count")
     parser.add_argument("--favour", type=float, help="how much some experts are favoured, 0 = not at all")
+    parser.add_argument("--known", type=float, default=0.8, help="share of guesses that are right in foresee")
     parser.add_argument("--policy", default=None, help="of the tier")
-    parser.add_argument("--modes", nargs="+", default=["tier", "mmap"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["tier", "mmap"])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=["tier", "mmap"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -190,14 +193,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     plan = replace(plan, host=replace(plan.host, disk_bytes=0))
     engine = load_engine(options.store, plan, share_prefixes=False)
     held = 0
-    if options.child == "tier":
+    if options.child != "mmap":
         shared = store.manifest.files[0].bytes
         room = options.limit - anonymous_bytes() - shared - MARGIN
         held = room // max(record.layout().record_bytes for record in store.manifest.layers.values())
         tier = open_tier(store, held, *([options.policy] if options.policy else []))
         engine.decoder = engine.executor.decoder = Decoder(store.spec, store, engine.decoder.backend, tier)
     if options.favour is not None:
-        force_routes(engine.decoder.backend, engine.decoder.layers, options.favour)
+        known = options.known if options.child == "foresee" else None
+        decoder = engine.decoder
+        ForcedRoutes(decoder.backend, decoder.layers, options.favour, known, decoder.tier is not None)
     request = Request("turn", [1], SamplingParams(max_tokens=4000))
     engine.add(request, RandomTokens(engine.options.valid_tokens, 1))
     decode(engine, options.warm)
@@ -211,30 +216,63 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "held": held,
         "experts": len(store.manifest.layers) * store.manifest.expert_count,
         "hit_rate": 1 - missed / asked if asked else None,
+        "guesses": guesses_of(engine.decoder.tier),
     }
 
 
-def force_routes(backend: CpuBackend, layers: Sequence[Layer], favour: float) -> None:
+def guesses_of(tier: HostExperts | None) -> dict[str, Any]:
+    """What was read ahead, and how many guesses of each rank were right lately."""
+    if tier is None:
+        return {}
+    found = tier.statistics
+    trust = [round(share, 2) for share in tier.foresight.trust[:8]]
+    return {"read": found.guessed, "right": found.right, "dropped": found.dropped, "trust": trust}
+
+
+class ForcedRoutes:
     """Routers are asked, for the time that takes, but do not choose: see the beginning of this file."""
-    chance = np.random.default_rng(7)
-    ask = backend.choose_experts
-    weights: dict[int, NDArray[np.float64]] = {}
-    for layer in layers:
-        if isinstance(layer.ffn, RoutedFfn):
-            ranks = chance.permutation(layer.ffn.router.spec.experts)
-            found = (ranks + 4.0) ** -favour
-            weights[id(layer.ffn.router)] = found / found.sum()
 
-    def choose(residual: Array, router: Router) -> Routing:
-        routing = ask(residual, router)
-        share = weights[id(router)]
-        drawn = [chance.choice(len(share), routing.ids.shape[1], False, share) for _ in routing.ids]
-        return routing._replace(ids=np.array(drawn, np.int32))
+    def __init__(
+        self, backend: Any, layers: Sequence[Layer], favour: float, known: float | None, tiered: bool
+    ) -> None:
+        """known: the share of guesses of the next layer's experts that are right; None: no guesses."""
+        self._chance = np.random.default_rng(7)
+        self._ask = backend.choose_experts
+        self._known = known
+        self._weights: dict[int, NDArray[np.float64]] = {}
+        self._next: dict[int, list[int]] = {}
+        for ffn in (layer.ffn for layer in layers if isinstance(layer.ffn, RoutedFfn)):
+            weights = (self._chance.permutation(ffn.router.spec.experts) + 4.0) ** -favour
+            self._weights[id(ffn.router)] = weights / weights.sum()
+        backend.choose_experts = self.choose
+        backend._foresee = self.foresee
+        if not tiered:
+            # Layer by layer as well: one call for all layers would ask the routers itself.
+            backend.run_layers = partial(ComposedOps.run_layers, backend)
 
-    backend.choose_experts = choose  # type: ignore[method-assign]
-    if all(layer.ffn.experts.bank.tier is None for layer in layers if isinstance(layer.ffn, RoutedFfn)):
-        # Layer by layer as well: one call for all layers would ask the routers itself.
-        backend.run_layers = partial(ComposedOps.run_layers, backend)  # type: ignore[method-assign]
+    def choose(self, residual: Array, router: Router) -> Routing:
+        """Instead of the backend's: the time it takes, other ids."""
+        routing: Routing = self._ask(residual, router)
+        count = routing.ids.shape[1]
+        rows = [self._next.pop(id(router), []) or self._draw(router, count) for _ in routing.ids]
+        return routing._replace(ids=np.array(rows, np.int32))
+
+    def foresee(self, residual: Array, layer: Layer) -> None:
+        """Instead of the backend's: draws the next layer's routes now and guesses them in part."""
+        if self._known is None or not isinstance(layer.ffn, RoutedFfn):
+            return
+        router, bank = layer.ffn.router, layer.ffn.experts.bank
+        drawn = self._next[id(router)] = self._draw(router, router.spec.top_k)
+        others = self._chance.integers(router.spec.experts, size=len(drawn)).tolist()
+        right = (self._chance.random(len(drawn)) < self._known).tolist()
+        guess = [index if hit else other for index, other, hit in zip(drawn, others, right, strict=True)]
+        assert bank.tier is not None
+        bank.tier.expect(bank.layer, list(dict.fromkeys(guess)))
+
+    def _draw(self, router: Router, count: int) -> list[int]:
+        share = self._weights[id(router)]
+        drawn: list[int] = self._chance.choice(len(share), count, False, share).tolist()
+        return drawn
 
 
 def decode(engine: Engine, seconds: float) -> tuple[int, float]:
@@ -271,6 +309,7 @@ def describe(row: dict[str, Any]) -> None:
     """A line per turn."""
     rate, each = row["tokens"] / row["seconds"], row["read"] / row["tokens"]
     hits = f", hits {row['hit_rate']:.1%}, {row['held']} of {row['experts']} experts" if row["held"] else ""
+    hits += f", guesses {row['guesses']}" if row["guesses"] else ""
     disk = " and ".join(f"{speed / 1e6:.0f}" for speed in row["disk"])
     print(
         f"{row['mode']}: {rate:.2f} tokens/s, {each / 1e6:.1f} MB read per token, "
@@ -282,13 +321,12 @@ def describe(row: dict[str, Any]) -> None:
 def report(rows: list[dict[str, Any]]) -> None:
     """Ratios pair by pair."""
     rates = {(row["round"], row["mode"]): row["tokens"] / row["seconds"] for row in rows}
-    ratios = [
-        rate / rates[number, "mmap"]
-        for (number, mode), rate in rates.items()
-        if mode == "tier" and (number, "mmap") in rates
-    ]
-    if ratios:
-        print(f"tier / mmap: median {median(ratios):.2f} of {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+    for mode in MODES[:-1]:
+        pairs = [(rate, rates.get((at, "mmap"))) for (at, name), rate in rates.items() if name == mode]
+        ratios = [ours / theirs for ours, theirs in pairs if theirs]
+        if ratios:
+            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{mode} / mmap: median {median(ratios):.2f} of {each}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strata.core import ExpertId
-from strata.errors import CapacityError
+from strata.errors import CapacityError, StoreError
 from strata.memory.expert_arrivals import Arriving, Bytes, Read, Reader
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import Claim, Handle
@@ -70,6 +70,7 @@ class HostExperts:
         self.foresight = Foresight()
         self._buffers = list(range(places - buffers, places))
         self._reads: dict[int, Read] = {}  # running or queued, by ticket
+        self._ended: list[tuple[int, StoreError | None]] = []
         self._loading: dict[ExpertId, Read] = {}  # into slots, until loaded or abandoned
         self._guesses: dict[ExpertId, None] = {}  # prefetched and not used so far
         self._heat = heat
@@ -107,7 +108,9 @@ class HostExperts:
         """Take in the reads that have ended; waits up to `seconds` for the first one if any is under way."""
         if not self._reads:
             return
-        for ticket, problem in self._reader.finished(seconds):
+        self._ended += self._reader.finished(seconds)
+        while self._ended:  # one by one: an interrupted step (Ctrl-C) leaves the others to the next
+            ticket, problem = self._ended.pop()
             read = self._reads.pop(ticket)
             read.done, read.problem = True, problem
             if read.claim is not None and problem is None:

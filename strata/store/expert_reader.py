@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.core import ExpertId
@@ -55,6 +57,7 @@ class ExpertReader:
         self._ranges = {layer: store.expert_range(layer) for layer in store.manifest.layers}
         self._outcomes = {_C.READ_SHORT: "is shorter than it was", _C.READ_CHANGED: "has changed"}
         self._experts: dict[int, ExpertId] = {}  # by ticket
+        self._looked = False  # whether the first read was a direct one
         self._reader: DirectReader = _C.DirectReader(self._files, threads, most_open, direct)
 
     def submit(self, expert: ExpertId, into: Bytes, *, urgent: bool) -> int:
@@ -82,7 +85,11 @@ class ExpertReader:
 
         Waits for the first one up to `seconds`, unless nothing is being read.
         """
-        return [(ticket, self._problem(ticket, code)) for ticket, code in self._reader.finished(seconds)]
+        ended = self._reader.finished(seconds)
+        if ended and not self._looked:
+            self._looked = True
+            self._tell_buffered()
+        return [(ticket, self._problem(ticket, code)) for ticket, code in ended]
 
     def totals(self) -> ReadTotals:
         """Sums for metrics."""
@@ -99,6 +106,17 @@ class ExpertReader:
     def close(self) -> None:
         """Wait for what runs; nothing is written into any array afterwards."""
         self._reader.close()
+
+    def _tell_buffered(self) -> None:
+        reason = self.totals().reason
+        if reason:
+            folder = Path(self._files[0].path).parent
+            warnings.warn(
+                f"{folder} refuses direct reads ({reason}): experts come through the page cache, which takes "
+                "memory and time of its own",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _problem(self, ticket: int, outcome: int) -> StoreError | None:
         expert = self._experts.pop(ticket)

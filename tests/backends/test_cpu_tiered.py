@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from device_figures import ROUND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_reader import LateReader
@@ -13,17 +14,22 @@ from numpy.typing import NDArray
 from packed import random_bank
 from tiny_model import EXPERTS, TOP_K, VOCAB, TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
-from strata.backends.base import KvSpec
+from strata.backends.base import Backend, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_tiered import DECODE_ROWS
 from strata.backends.cpu_weights import as_gating, as_record_shape
+from strata.backends.hybrid.backend import HybridBackend
+from strata.backends.hybrid.host_kernels import HostKernels
+from strata.backends.hybrid.options import HybridOptions
 from strata.backends.parts import RoutedFfn
 from strata.core import Batch, Sequence
+from strata.device.emulated import EmulatedDevice
 from strata.errors import StoreError
 from strata.memory.expert_host import HostExperts
 from strata.memory.experts import ExpertSpace
 from strata.memory.policies import POLICIES
 from strata.model.decoder import Decoder
+from strata.plan.cost import Speeds
 from strata.plan.spec import ModelSpec
 from strata.store.formats import FORMATS, ExpertLayout
 
@@ -58,7 +64,7 @@ def batch_of(tokens: list[int], start: int) -> Batch:
     return Batch(np.array(tokens, np.int32), positions, (sequence,), rows)
 
 
-def logits_of(spec: ModelSpec, decoder: Decoder, backend: CpuBackend) -> list[NDArray[np.float32]]:
+def logits_of(spec: ModelSpec, decoder: Decoder, backend: Backend) -> list[NDArray[np.float32]]:
     """Of every row of a long prompt, a short one after it, and three tokens."""
     chance = np.random.default_rng(5)
     cache = backend.kv_cache(KvSpec.of(spec, 8, "f32"), 16)
@@ -67,7 +73,7 @@ def logits_of(spec: ModelSpec, decoder: Decoder, backend: CpuBackend) -> list[ND
         batch = batch_of(chance.integers(0, VOCAB, count).tolist(), start)
         logits = decoder.forward(batch, cache)
         assert logits is not None
-        found.append(logits.copy())
+        found.append(backend.to_numpy(logits).copy())
         start += count
     return found
 
@@ -127,6 +133,33 @@ def _gating(spec: ModelSpec, backend: CpuBackend):
     ffn = Decoder(spec, TinyStore(spec), backend).layers[-1].ffn
     assert isinstance(ffn, RoutedFfn)
     return ffn.experts.gating
+
+
+def test_the_hybrid_backend_takes_the_hosts_share_from_the_tier(stores: dict[str, TinyStore]) -> None:
+    """Fetches cross from the mapped file, what the host computes comes through the tier: the same bits."""
+    spec, store = SPECS["moe"], stores["moe"]
+    found = []
+    for tier in (None, tier_of(store, 5, 1, "lru")):
+        backend = hybrid(spec, store)
+        found.append(logits_of(spec, Decoder(spec, store, backend, tier), backend))
+        assert tier is None or tier.cache.statistics.misses > 0
+        backend.close()
+        backend.device.close()
+    for ours, wanted in zip(*found, strict=True):
+        assert np.array_equal(ours, wanted)
+
+
+def hybrid(spec: ModelSpec, store: TinyStore) -> HybridBackend:
+    """Three slots for all experts, misses computed by the host or fetched as the figures have it."""
+    speeds = Speeds(1e9, 1e9, 1e9, device_read=1e9, device_macs=1e9, to_device=1e9, to_host=1e9)
+    size = store.expert_layout(spec.layers - 1).record_bytes
+    options = HybridOptions(
+        slots=3, slot_bytes=size, speeds=speeds, rows=64, logit_rows=64, blocks=32, stream_experts=2,
+        prefetch=0.0, pinned=False, simulated=speeds,
+    )  # fmt: skip
+    device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=1)
+    cpu = CpuBackend(threads=2)
+    return HybridBackend(device, HostKernels(cpu), cpu, spec, options)
 
 
 def test_an_expert_that_cannot_be_read_ends_the_pass_and_not_the_tier(
