@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 
+from strata.errors import CapacityError
 from strata.memory.expert_host import HostExperts
 from strata.memory.experts import ExpertSpace
 from strata.memory.heat import Heat
@@ -14,6 +15,7 @@ from strata.store.expert_reader import ExpertReader
 from strata.store.reader import Store
 
 POLICY = "forecast"
+"""Fewest misses on the traces of docs/expert-policies.md, and on routes drawn by rank (docs/disk-tier.md)."""
 
 
 def open_tier(store: Store, experts: int, policy: str = POLICY) -> HostExperts:
@@ -25,6 +27,11 @@ def open_tier(store: Store, experts: int, policy: str = POLICY) -> HostExperts:
     spec, layers = store.spec, store.manifest.layers
     space = ExpertSpace(tuple(store.manifest.expert_count * (i in layers) for i in range(spec.layers)))
     records = {layer: record.layout().record_bytes for layer, record in layers.items()}
+    if experts < 1:
+        raise CapacityError(
+            f"memory has no room for a single expert of {max(records.values())} bytes",
+            remedy="raise host.memory, or choose a smaller kv.size",
+        )
     heat = Heat.load(store.path, _fingerprint(store), space).heat
     memory = host_arena(experts * max(records.values())).memory
     tier = HostExperts(space, records, memory, ExpertReader(store), POLICIES[policy], heat)

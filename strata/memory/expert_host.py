@@ -99,9 +99,13 @@ class HostExperts:
 
         Those whose rank has mostly been right so far are read after all that is needed now.
         """
-        for index in self.foresight.expect(layer, experts):
+
+        def missing(index: int) -> bool:
             expert = ExpertId(layer, index)
-            if self._waiting_guesses() >= MOST_PREFETCHES or not self._prefetch(expert):
+            return self.cache.slot_of(expert) is None and expert not in self._loading
+
+        for index in self.foresight.expect(layer, experts, missing):
+            if self._waiting_guesses() >= MOST_PREFETCHES or not self._prefetch(ExpertId(layer, index)):
                 return
 
     def collect(self, seconds: float) -> None:
@@ -214,8 +218,6 @@ class HostExperts:
 
     def _prefetch(self, expert: ExpertId) -> bool:
         """False when there is no room for guesses."""
-        if self.cache.slot_of(expert) is not None or expert in self._loading:
-            return True
         claim = self.cache.admit(expert, insist=True)
         if not isinstance(claim, Claim):
             return False

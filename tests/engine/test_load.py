@@ -111,6 +111,12 @@ def test_memory_is_a_cache_of_the_disk_where_the_plan_leaves_experts_there(store
     assert warm is not None and not warm.cache.free
 
 
+def test_no_room_for_a_single_expert_is_an_error_with_its_size(store: Path) -> None:
+    plan = plan_store(store, machine(), PlanOptions(threads=2))
+    with pytest.raises(CapacityError, match=r"expert of \d+ bytes"):
+        load_engine(store, replace(plan, host=replace(plan.host, in_memory=0, disk_bytes=1)))
+
+
 def test_a_file_that_is_cut_while_it_serves_ends_the_request_with_the_reason(
     store: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ def live(foresight: Foresight, steps: int, right: int, layer: int = 3) -> list[l
     """Steps whose guesses name four experts, of which the first `right` are asked for."""
     trusted = []
     for _ in range(steps):
-        trusted.append(foresight.expect(layer, [10, 11, 12, 13]))
+        trusted.append(foresight.expect(layer, [10, 11, 12, 13], lambda _: True))
         foresight.judge(layer, [*range(10, 10 + right), 20, 21])
     return trusted
 
@@ -30,7 +30,7 @@ def test_trust_goes_when_guesses_become_wrong() -> None:
 def test_a_guess_that_is_never_judged_changes_nothing() -> None:
     foresight = Foresight()
     before = list(foresight.trust)
-    foresight.expect(1, [1, 2])
+    foresight.expect(1, [1, 2], lambda _: True)
     foresight.judge(2, [1, 2])
     assert foresight.trust == before
 
@@ -47,3 +47,14 @@ def test_where_none_is_trusted_guesses_become_rare_but_do_not_end() -> None:
     assert 5 <= wanted <= 20
     live(foresight, 200, right=4)
     assert foresight.wants(3) and foresight.wants(3)
+
+
+def test_what_is_there_already_proves_nothing() -> None:
+    """Favourites are easily guessed; only what must be read shows what a guess is worth."""
+    foresight = Foresight()
+    for _ in range(200):
+        foresight.expect(3, [10, 11, 12], lambda index: index == 11)
+        foresight.judge(3, [10, 12])
+    assert foresight.trust[1] < 0.1
+    assert foresight.trust[0] == foresight.trust[2] == 0.5
+    assert foresight.expect(3, [10, 11, 12], lambda index: index == 11) == []
