@@ -51,7 +51,7 @@ def test_a_recorded_trace_is_what_the_routers_do(strata: Any, store: Path, tmp_p
 
 def test_a_timeline_of_what_was_simulated(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "simulated.json"
-    slots = ("--set", "experts.slots=4", "--set", "kv.tier=host")
+    slots = ("--set", "experts.slots=4", "--set", "kv.tier=host", "--set", "experts.misses=cpu")
     assert strata("simulate", checkpoint, *XEON, *QUICK, *slots, "--timeline", path).code == 0
     events = json.loads(path.read_text())["traceEvents"]
     lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
