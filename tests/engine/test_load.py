@@ -212,7 +212,7 @@ def test_interleaving_is_asked_of_the_kernel_where_there_are_several_nodes(
     load_engine(store, plan_store(store, machine(), PlanOptions(spread="interleave")))
     nodes = tuple(MemoryNode(i, (i,), (i,), 1 << 29, 1 << 29) for i in (0, 1))
     two = replace(machine(), nodes=nodes, node_read=(Rate(1e10, "assumed"),) * 2)
-    load_engine(store, plan_store(store, two, PlanOptions(spread="partition")), backend="reference")
+    load_engine(store, plan_store(store, two, PlanOptions(spread="replicate")), backend="reference")
     assert asked == []
     with pytest.warns(RuntimeWarning, match="host.numa is interleave, but pages lie .*: a test"):
         load_engine(store, plan_store(store, two, PlanOptions(spread="interleave")), backend="reference")
