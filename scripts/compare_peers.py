@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=positive, default=2, help="compile jobs [2]")
     parser.add_argument("--threads", type=positive, help="of both engines [one per physical core]")
     parser.add_argument("--isa", default="avx2,native", help="some of avx2, avx512, native [avx2,native]")
-    parser.add_argument("--only", default="", help="the test of this name, or those whose names hold it")
+    parser.add_argument("--only", default="", help="tests of these names, or that hold them: a,b")
     parser.add_argument("--prefix", default="", help="before both engines' commands, e.g. 'chrt -f 1'")
     parser.add_argument(
         "--llama-version", default=build.VERSION, help=f"of {build.PACKAGE} [{build.VERSION}]"
@@ -131,9 +131,7 @@ def run(options: argparse.Namespace) -> int:
     """Builds, measures, prints. What was measured before a failure is in the --json file."""
     options.work = options.work.expanduser().resolve()
     options.work.mkdir(parents=True, exist_ok=True)
-    chosen = select(workloads(options.generate), options.only)
-    if not chosen:
-        raise UsageError(f"no test's name holds {options.only!r}")
+    chosen = choose(workloads(options.generate), options.only)
     peers = list_peers(options)
     names = [name for name in models.NAMES if any(work.model == name for work in chosen)]
     prepared = {name: models.prepare(name, options.work, options.layers) for name in names}
@@ -154,6 +152,17 @@ def run(options: argparse.Namespace) -> int:
                 options.json.write_text(json.dumps(to_json(rows, notes), indent=1))
     print(markdown(rows, notes))
     return 0
+
+
+def choose(known: list[Workload], names: str) -> list[Workload]:
+    """Those of `names`, a list with commas, in that order. UsageError: one of them is nobody's."""
+    found: dict[Workload, None] = {}
+    for name in names.split(","):
+        selected = select(known, name)
+        if not selected:
+            raise UsageError(f"no test's name holds {name!r}")
+        found.update(dict.fromkeys(selected))
+    return list(found)
 
 
 def merge(files: Sequence[Path]) -> int:

@@ -125,3 +125,14 @@ def test_what_others_had_is_what_this_process_and_its_children_had_not(
     assert load.of_others() == pytest.approx(0.225)
     clock.update(all=107.9)
     assert load.of_others() == 0.0
+
+
+def test_rows_are_chosen_by_several_names_in_that_order() -> None:
+    chosen = compare_peers.choose(workloads(32), "smollm2,moe decode x 4")
+    assert [work.label for work in chosen] == [
+        *(work.label for work in workloads(32) if work.model == "smollm2"),
+        "moe decode x 4",
+    ]
+    assert compare_peers.choose(workloads(32), "") == workloads(32)
+    with pytest.raises(UsageError, match="'decode x 5'"):
+        compare_peers.choose(workloads(32), "moe,decode x 5")
