@@ -1,12 +1,13 @@
 // Attention of single query tokens over the paged KV cache, split over the KV length (flash decoding).
 //
 // q is f32 [rows, heads * Dim]. A row sees tokens max(0, tokens[row] - window) .. tokens[row] (window 0: all)
-// of its sequence, whose pages are pages[first_page[row] ..]; the layer's block lies `layer_at` bytes into a
-// page. A block takes up to eight query heads of one KV head and one split of the tokens; its warps take 16
-// tokens in turn. partial is f32 [rows, heads, splits, Dim + 2]: the sum weighted by 2^(score - largest),
-// then the largest score (in powers of two) and the sum of weights; attention_combine joins the splits. Grid:
-// (splits, kv_heads * groups of eight query heads, rows). Must move: the visible keys and values with their
-// scales, once per group of eight query heads.
+// of its sequence, whose pages are pages[first_page[row] ..]; without these two tables all rows are
+// successive tokens of one sequence: row r sees its first start + r + 1. The layer's block lies `layer_at`
+// bytes into a page. A block takes up to eight query heads of one KV head and one split of the tokens; its
+// warps take 16 tokens in turn. partial is f32 [rows, heads, splits, Dim + 2]: the sum weighted by 2^(score -
+// largest), then the largest score (in powers of two) and the sum of weights; attention_combine joins the
+// splits. Grid: (splits, kv_heads * groups of eight query heads, rows). Must move: the visible keys and
+// values with their scales, once per group of eight query heads.
 //
 // Keys are the A operand of mma (16 tokens x 16 elements), eight queries the B operand; the weights then turn
 // into the B operand of values x weights by one transposition in registers. What a word of a page holds is
@@ -332,7 +333,7 @@ struct WarpResults {
 };
 
 struct DecodeShape {
-    int heads, kv_heads, page_tokens, layer_at, window, splits;
+    int heads, kv_heads, page_tokens, layer_at, window, splits, start;
     float scale;
 };
 
@@ -352,13 +353,15 @@ DEVICE void attention_decode(const float* q, const u64* pages, const int* first_
                                      shape.scale, lane);
     Softmax<Kind::kTiles> state;
     state.clear();
-    const int end = tokens[row], begin = shape.window ? max(0, end - shape.window) : 0;
+    const int end = tokens != nullptr ? tokens[row] : shape.start + row + 1;
+    const u64* const own_pages = first_page != nullptr ? pages + first_page[row] : pages;
+    const int begin = shape.window ? max(0, end - shape.window) : 0;
     const int first = begin / kKvTokens, chunks = (end + kKvTokens - 1) / kKvTokens - first;
     const int per_split = (chunks + shape.splits - 1) / shape.splits, from = blockIdx.x * per_split;
     const int stop = min(from + per_split, chunks);
     for (int chunk = from + warp; chunk < stop; chunk += kAttentionWarps) {
         const int token = (first + chunk) * kKvTokens;
-        const u64 page = pages[first_page[row] + token / shape.page_tokens];
+        const u64 page = own_pages[token / shape.page_tokens];
         const KvHead<typename Kind::Codes, Dim> kv(reinterpret_cast<const u8*>(page) + shape.layer_at,
                                                    shape.kv_heads, kv_head, shape.page_tokens);
         attend_chunk<Kind, Dim>(kv, token % shape.page_tokens, shape.page_tokens,
@@ -384,10 +387,11 @@ DEVICE void attention_decode(const float* q, const u64* pages, const int* first_
 #define ATTENTION_DECODE(name, dim, ...)                                                                \
     extern "C" __global__ void __launch_bounds__(kAttentionThreads, 4) attention_decode_##name##_##dim( \
         const float* q, const u64* pages, const int* first_page, const int* tokens, float* partial,     \
-        int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits, float scale) {  \
+        int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits, int start,      \
+        float scale) {                                                                                  \
         attention_decode<__VA_ARGS__<dim>, dim>(                                                        \
             q, pages, first_page, tokens, partial,                                                      \
-            {heads, kv_heads, page_tokens, layer_at, window, splits, scale});                           \
+            {heads, kv_heads, page_tokens, layer_at, window, splits, start, scale});                    \
     }                                                                                                   \
     EXPORT_KERNEL(attention_decode_##name##_##dim)
 

@@ -1,4 +1,4 @@
-// residual += scale * (sum of weight * expert(x) over a token's experts + rest): the end of a MoE layer.
+// residual += scale * (sum of weight * expert(x) over a token's experts + rest), or = without `add`.
 //
 // out is f32 [pairs, columns], what expert_down wrote. pairs_of_token lists a token's pairs in ascending
 // order of their experts, first_of_token[t] .. first_of_token[t + 1], and weights the router's weight of each
@@ -9,7 +9,8 @@
 
 extern "C" __global__ void __launch_bounds__(128)
     combine_experts(const float4* out, const int* pairs_of_token, const float* weights,
-                    const int* first_of_token, const float4* rest, float4* residual, int quads, float scale) {
+                    const int* first_of_token, const float4* rest, float4* residual, int quads, float scale,
+                    int add) {
     const int quad = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     if (quad >= quads) return;
     const size_t place = static_cast<size_t>(token) * quads + quad;
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const float4 part = rest[place];
         sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
     }
-    const float4 old = residual[place];
+    const float4 old = add ? residual[place] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     residual[place] = make_float4(old.x + scale * sum.x, old.y + scale * sum.y, old.z + scale * sum.z,
                                   old.w + scale * sum.w);
 }

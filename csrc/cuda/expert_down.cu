@@ -52,14 +52,14 @@ DEVICE void expert_down(const ExpertTable& experts, const float* hidden, float* 
     write_pairs<Tiles>(partial, bias, out + static_cast<size_t>(first) * shape.rows, pairs, shape.rows);
 }
 
-#define DOWN(format, tiles, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                             \
-        expert_down_##format##_##tiles(const u8* region, const int* places, const int* first_pair,         \
-                                       const float* hidden, float* out, int rows, int units,               \
-                                       int slice_width, int slices, int slice_bytes, int down, int bias) { \
-        expert_down<__VA_ARGS__, tiles>({region, places, first_pair}, hidden, out,                         \
-                                        {rows, units, slice_width, slices, slice_bytes, down, bias});      \
-    }                                                                                                      \
+#define DOWN(format, tiles, ...)                                                                       \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                         \
+        expert_down_##format##_##tiles(const u64* records, const int* first_pair, const float* hidden, \
+                                       float* out, int rows, int units, int slice_width, int slices,   \
+                                       int slice_bytes, int down, int bias) {                          \
+        expert_down<__VA_ARGS__, tiles>({records, first_pair}, hidden, out,                            \
+                                        {rows, units, slice_width, slices, slice_bytes, down, bias});  \
+    }                                                                                                  \
     EXPORT_KERNEL(expert_down_##format##_##tiles)
 
 #define DOWN_FORMAT(format, ...) \

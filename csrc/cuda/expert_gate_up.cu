@@ -62,16 +62,16 @@ DEVICE void expert_gate_up(const ExpertTable& experts, const int* token_of_pair,
                         width, gating);
 }
 
-#define GATE_UP(format, tiles, ...)                                                                   \
-    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                        \
-        expert_gate_up_##format##_##tiles(const u8* region, const int* places, const int* first_pair, \
-                                          const int* token_of_pair, const float* x, float* hidden,    \
-                                          int columns, int units, int slice_width, int slice_bytes,   \
-                                          int bias, int kind, float alpha, float limit) {             \
-        expert_gate_up<__VA_ARGS__, tiles>({region, places, first_pair}, token_of_pair, x, hidden,    \
-                                           {columns, units, slice_width, slice_bytes, bias},          \
-                                           {kind, alpha, limit});                                     \
-    }                                                                                                 \
+#define GATE_UP(format, tiles, ...)                                                                 \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                      \
+        expert_gate_up_##format##_##tiles(const u64* records, const int* first_pair,                \
+                                          const int* token_of_pair, const float* x, float* hidden,  \
+                                          int columns, int units, int slice_width, int slice_bytes, \
+                                          int bias, int kind, float alpha, float limit) {           \
+        expert_gate_up<__VA_ARGS__, tiles>({records, first_pair}, token_of_pair, x, hidden,         \
+                                           {columns, units, slice_width, slice_bytes, bias},        \
+                                           {kind, alpha, limit});                                   \
+    }                                                                                               \
     EXPORT_KERNEL(expert_gate_up_##format##_##tiles)
 
 #define GATE_UP_FORMAT(format, ...) \

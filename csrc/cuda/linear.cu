@@ -1,23 +1,26 @@
 // y = x W^T + bias, or y += scale * (x W^T + bias), for packed W and a few tokens: bound by the reading of W.
 //
-// x is f32 [tokens, columns], y f32 [tokens, rows], bias f32 [rows] or null; columns are a multiple of 8 and
-// rows of x 16-byte aligned. A block takes `row_blocks` row blocks (1, 2 or 4) of one tile of tokens; its
-// four warps share each row block's columns. Grid: (row blocks / row_blocks, tiles of tokens). Must move: the
-// packed matrix, once. x comes from L2 again for every block: with many tokens let a block take more row
-// blocks.
+// x is f32 [tokens, columns], rows x_stride floats apart, y f32 [tokens, rows], bias f32 [rows] or null;
+// columns are a multiple of 8 and rows of x 16-byte aligned. A block takes `row_blocks` row blocks (1, 2 or
+// 4) of one tile of tokens; its four warps share each row block's columns. Grid: (row blocks / row_blocks,
+// tiles of tokens). Must move: the packed matrix, once. x comes from L2 again for every block: with many
+// tokens let a block take more row blocks.
+//
+// head_rows (0: none) makes it one small matrix per head: rows [h * head_rows, ...) of W meet columns
+// [h * columns, ...) of x; it is a multiple of 16 and a block takes one row block.
 #include "tile.cuh"
 
 struct LinearShape {
-    int rows, columns, units, row_blocks;
+    int rows, columns, units, row_blocks, x_stride;
 };
 
 template <int Tiles>
-DEVICE Tokens<Tiles> tokens_of_tile(const float* x, int tokens, int columns, Lane lane) {
+DEVICE Tokens<Tiles> tokens_of_tile(const float* x, int tokens, int stride, Lane lane) {
     Tokens<Tiles> found;
 #pragma unroll
     for (int tile = 0; tile < Tiles; ++tile) {
         const int token = (blockIdx.y * Tiles + tile) * kTileTokens + lane.group;
-        found.rows[tile] = token < tokens ? x + static_cast<size_t>(token) * columns : nullptr;
+        found.rows[tile] = token < tokens ? x + static_cast<size_t>(token) * stride : nullptr;
     }
     return found;
 }
@@ -53,7 +56,7 @@ DEVICE void linear(const u8* weight, const float* x, const float* bias, float* y
         const u8* const block = weight + static_cast<size_t>(row_block) * Format::block_bytes(shape.units);
         multiply_row_block<Format, Tiles>(block, shape.units, shape.columns, warp / shape.row_blocks,
                                           kTileWarps / shape.row_blocks,
-                                          tokens_of_tile<Tiles>(x, tokens, shape.columns, lane), lane, sums);
+                                          tokens_of_tile<Tiles>(x, tokens, shape.x_stride, lane), lane, sums);
     }
     partial.write(warp, lane, sums);
     __syncthreads();
@@ -63,9 +66,10 @@ DEVICE void linear(const u8* weight, const float* x, const float* bias, float* y
 #define LINEAR(format, tiles, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks) linear_##format##_##tiles( \
         const u8* weight, const float* x, const float* bias, float* y, int rows, int columns, int units,  \
-        int tokens, int row_blocks, float scale, int add) {                                               \
-        linear<__VA_ARGS__, tiles>(weight, x, bias, y, tokens, scale, add,                                \
-                                   {rows, columns, units, row_blocks});                                   \
+        int tokens, int row_blocks, int x_stride, int head_rows, float scale, int add) {                  \
+        const int head = head_rows ? blockIdx.x * kRowBlock / head_rows : 0;                              \
+        linear<__VA_ARGS__, tiles>(weight, x + head * columns, bias, y, tokens, scale, add,               \
+                                   {rows, columns, units, row_blocks, x_stride});                         \
     }                                                                                                     \
     EXPORT_KERNEL(linear_##format##_##tiles)
 

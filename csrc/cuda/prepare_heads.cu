@@ -9,8 +9,10 @@
 //
 // cosines and sines are f32 [rows, rotary / 2]; the first `rotary` elements of a head turn: element i with
 // i + rotary / 2, or, interleaved, 2i with 2i + 1. pages, first_page and layer_at are attention_decode's;
-// positions[row] is the token that a row writes. clip 0: none. dim is a multiple of 16.
-// Must move: qkv once, q once, the row's place in the pages once. Grid: (heads / 4, rows), four warps.
+// positions[row] is the token that a row writes;
+// without these two tables rows are successive tokens of one sequence, from `start` on. clip 0: none. dim is
+// a multiple of 16. Must move: qkv once, q once, the row's place in the pages once. Grid: (heads / 4, rows),
+// four warps.
 #include "kv_page.cuh"
 
 constexpr int kHeadWarps = 4;
@@ -155,11 +157,11 @@ DEVICE void write_bf16(const KvTarget& to, const float* head, bool is_key) {
 struct KvPlaces {
     const u64* pages;
     const int *first_page, *positions;
-    int kv_heads, page_tokens, layer_at, is_int8;
+    int kv_heads, page_tokens, layer_at, is_int8, start;
 
     METHOD void write(const float* head, int row, int kv_head, int dim, bool is_key) const {
-        const int position = positions[row];
-        const u64 page = pages[first_page[row] + position / page_tokens];
+        const int position = positions != nullptr ? positions[row] : start + row;
+        const u64 page = pages[(first_page != nullptr ? first_page[row] : 0) + position / page_tokens];
         const KvTarget to = kv_target(page, layer_at, kv_heads, kv_head, position % page_tokens, page_tokens,
                                       dim, is_int8 ? 1 : 2);
         if (is_int8)
@@ -173,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     prepare_qkv(const float* qkv, const float* bias, const float* q_norm, const float* k_norm,
                 const float* cosines, const float* sines, const u64* pages, const int* first_page,
                 const int* positions, float* q, int heads, int kv_heads, int dim, int rotary, int interleaved,
-                int page_tokens, int layer_at, int is_int8, float eps, float clip) {
+                int page_tokens, int layer_at, int is_int8, int start, float eps, float clip) {
     const int all = heads + 2 * kv_heads, row = blockIdx.y,
               head = blockIdx.x * kHeadWarps + threadIdx.x / kWarp;
     if (head >= all) return;  // a whole warp; nothing waits for others
@@ -188,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
         store_head(q + (static_cast<size_t>(row) * heads + head) * dim, own, dim);
         return;
     }
-    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8};
+    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8, start};
     places.write(own, row, (head - heads) % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(prepare_qkv)
@@ -210,14 +212,14 @@ EXPORT_KERNEL(prepare_heads)
 
 extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     append_kv(const float* k, const float* v, const u64* pages, const int* first_page, const int* positions,
-              int kv_heads, int dim, int page_tokens, int layer_at, int is_int8) {
+              int kv_heads, int dim, int page_tokens, int layer_at, int is_int8, int start) {
     const int row = blockIdx.y, head = blockIdx.x * kHeadWarps + threadIdx.x / kWarp;
     if (head >= 2 * kv_heads) return;
     float* const own = own_head(dim);
     const bool is_key = head < kv_heads;
     const float* const source = is_key ? k : v;
     load_head(own, source + (static_cast<size_t>(row) * kv_heads + head % kv_heads) * dim, nullptr, dim);
-    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8};
+    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8, start};
     places.write(own, row, head % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(append_kv)

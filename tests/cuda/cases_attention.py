@@ -27,6 +27,7 @@ class Setup:
     splits: int = 1
     window: int = 0
     page_tokens: int = 32
+    start: int | None = None  # rows are successive tokens of one sequence, without tables
 
 
 def decode(setup: Setup) -> Prepared:
@@ -51,13 +52,15 @@ def decode(setup: Setup) -> Prepared:
     scale = setup.dim**-0.5
     partial = unwritten((rows, setup.heads, setup.splits, setup.dim + 2))
     first = read_only(np.array([starts[s] for s in setup.rows_of], np.int32))
+    ends = read_only(np.array(setup.tokens, np.int32))
+    tables = (first, ends) if setup.start is None else (None, None)
     shape = launch_shapes.attention_decode(
         setup.dtype, setup.dim, setup.heads, setup.kv_heads, rows, setup.splits
     )
     call = call_of(
         shape,
         (
-            *(read_only(q), table, first, read_only(np.array(setup.tokens, np.int32)), partial),
+            *(read_only(q), table, *tables, partial),
             *(
                 setup.heads,
                 setup.kv_heads,
@@ -65,6 +68,7 @@ def decode(setup: Setup) -> Prepared:
                 LAYER * spec.layer_bytes,
                 setup.window,
                 setup.splits,
+                setup.start or 0,
                 scale,
             ),
         ),
@@ -162,6 +166,7 @@ CASES = [
     case("bf16-twelve-queries", False, "bf16", 64, 12, 1, (49,), (0,)),
     case("int8-window", False, "int8", 64, 2, 2, (150, 20), (0, 1), window=37),
     case("bf16-window", False, "bf16", 64, 2, 2, (150, 20), (0, 1), window=37, splits=2),
+    case("int8-successive", False, "int8", 64, 4, 2, (61, 62, 63), (0, 0, 0), splits=2, start=60),
     case("int8-many-rows", False, "int8", 64, 7, 1, (60, 61, 62), (0, 0, 0), page_tokens=16),
     Case("sinks", "attention_combine", lambda: combine(2, 3, 64, 4, True), True),
     Case("wide", "attention_combine", lambda: combine(1, 2, 256, 1, False), True),

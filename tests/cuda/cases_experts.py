@@ -8,16 +8,13 @@ import numpy as np
 import torch
 from cases import Case, Prepared, assert_close, bf16_bits, bf16_values, call_of
 from packed_weights import random_record
-from runners import read_only, unwritten
+from runners import Pointers, read_only, unwritten
 
 from strata.backends.cuda import launch_shapes
-from strata.backends.cuda.launch_shapes import GATING_KINDS, PLACE_BYTES
+from strata.backends.cuda.launch_shapes import GATING_KINDS
 from strata.backends.parts import Gating
 from strata.backends.reference_ffn import Expert, expert_of, gated, separate
 from strata.store.formats import FORMATS, ExpertLayout
-
-PLACES = (5, 0, 3, 7, 2, 1, 6, 4)
-"""Slots are taken out of order."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +38,12 @@ class Setup:
     def gating(self) -> Gating:
         return Gating(self.kind, 1.5, 2.0)  # type: ignore[arg-type]
 
-    def region(self) -> tuple[np.ndarray, np.ndarray, list[Expert]]:
-        """All slots as one array, places of the launch's experts, and the experts."""
-        records = [random_record(self.layout, seed) for seed in range(len(self.pairs))]
-        slot = self.layout.record_bytes
-        region = np.full(slot * (max(PLACES[: len(records)]) + 1), 0xFF, np.uint8)
-        for record, place in zip(records, PLACES, strict=False):
-            region[place * slot : place * slot + slot] = record
-        places = np.array(PLACES[: len(records)], np.int32) * (slot // PLACE_BYTES)
-        return (
-            read_only(region),
-            read_only(places),
-            [expert_of(r, self.layout, torch.float64) for r in records],
-        )
+    def records(self) -> tuple[tuple[np.ndarray, ...], Pointers, list[Expert]]:
+        """Records in slots of any order, the table of their addresses, and the experts."""
+        records = [read_only(random_record(self.layout, seed)) for seed in range(len(self.pairs))]
+        table = Pointers(tuple(reversed(range(len(records)))))
+        experts = [expert_of(record, self.layout, torch.float64) for record in records]
+        return tuple(reversed(records)), table, experts
 
     def first_pair(self) -> np.ndarray:
         return read_only(np.concatenate([[0], np.cumsum(self.pairs)]).astype(np.int32))
@@ -63,17 +53,18 @@ def rounded(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bf16_values(bf16_bits(x)).astype(np.float64))
 
 
-def stream(setup: Setup, bytes_per_expert: int) -> dict[tuple[int, ...], int]:
-    """Weights are read once per tile of tokens. Biases lie in the same argument: nothing is claimed then."""
+def stream(setup: Setup, bytes_per_expert: int, first: int) -> dict[tuple[int, ...], int]:
+    """Weights are read once per tile of tokens. Biases lie in the record, too: nothing is claimed then."""
     if setup.biases:
         return {}
     tile = 8 if max(setup.pairs) <= 8 else 16
-    return {(0,): sum(-(-count // tile) for count in setup.pairs) * bytes_per_expert}
+    records = tuple(range(first, first + len(setup.pairs)))
+    return {records: sum(-(-count // tile) for count in setup.pairs) * bytes_per_expert}
 
 
 def gate_up(setup: Setup) -> Prepared:
     rng = np.random.default_rng(setup.hidden)
-    layout, (region, places, experts) = setup.layout, setup.region()
+    layout, (records, table, experts) = setup.layout, setup.records()
     x = rng.standard_normal((7, setup.hidden)).astype(np.float32) * 0.2
     token_of_pair = rng.integers(0, 7, sum(setup.pairs)).astype(np.int32)
     hidden = unwritten((sum(setup.pairs), setup.width))
@@ -89,12 +80,12 @@ def gate_up(setup: Setup) -> Prepared:
     gating = (GATING_KINDS[setup.kind], setup.gating.alpha, setup.gating.limit)
     blocks = layout.gate_up.blocks * layout.slices
     shape = launch_shapes.expert_gate_up(setup.fmt, blocks, len(experts), max(setup.pairs))
-    arrays = (region, places, setup.first_pair(), read_only(token_of_pair), read_only(x), hidden)
+    arrays = (table, setup.first_pair(), read_only(token_of_pair), read_only(x), hidden)
     numbers = (setup.hidden, units, layout.slice_width, layout.slice_bytes, bias, *gating)
     return Prepared(
-        call_of(shape, (*arrays, *numbers)),
+        call_of(shape, (*arrays, *numbers), records),
         lambda: assert_close(hidden, expected, 1e-5),
-        stream(setup, layout.gate_up.nbytes * layout.slices),
+        stream(setup, layout.gate_up.nbytes * layout.slices, len(arrays) + len(numbers)),
     )
 
 
@@ -109,13 +100,13 @@ def _hidden(expert: Expert, x: torch.Tensor, gating: Gating) -> np.ndarray:
 
 def down(setup: Setup) -> Prepared:
     rng = np.random.default_rng(setup.width)
-    layout, (region, places, experts) = setup.layout, setup.region()
+    layout, (records, table, experts) = setup.layout, setup.records()
     hidden = rng.standard_normal((sum(setup.pairs), setup.width)).astype(np.float32)
     out = unwritten((sum(setup.pairs), setup.hidden))
     owners = np.repeat(np.arange(len(experts)), setup.pairs)
     expected = np.stack([_down(experts[o], row) for o, row in zip(owners, rounded(hidden), strict=True)])
     shape = launch_shapes.expert_down(setup.fmt, layout.down.blocks, len(experts), max(setup.pairs))
-    arrays = (region, places, setup.first_pair(), read_only(hidden), out)
+    arrays = (table, setup.first_pair(), read_only(hidden), out)
     bias = layout.down_bias_offset if layout.biases else 0
     units = layout.down.padded_cols // 64
     numbers = (
@@ -128,9 +119,9 @@ def down(setup: Setup) -> Prepared:
         bias,
     )
     return Prepared(
-        call_of(shape, (*arrays, *numbers)),
+        call_of(shape, (*arrays, *numbers), records),
         lambda: assert_close(out, expected, 2e-6),
-        stream(setup, layout.down.nbytes * layout.slices),
+        stream(setup, layout.down.nbytes * layout.slices, len(arrays) + len(numbers)),
     )
 
 
@@ -142,7 +133,7 @@ def _down(expert: Expert, hidden: torch.Tensor) -> np.ndarray:
     return (total if expert.down_bias is None else total + expert.down_bias).numpy()
 
 
-def combine(columns: int, tokens: int, top_k: int, with_rest: bool) -> Prepared:
+def combine(columns: int, tokens: int, top_k: int, with_rest: bool, add: bool = True) -> Prepared:
     rng = np.random.default_rng(columns)
     pairs = tokens * top_k
     out = rng.standard_normal((pairs, columns)).astype(np.float32)
@@ -161,10 +152,10 @@ def combine(columns: int, tokens: int, top_k: int, with_rest: bool) -> Prepared:
             for t in range(tokens)
         ]
     )
-    expected = residual + 0.75 * (sums + (rest if rest is not None else 0.0))
+    expected = (residual if add else 0.0) + 0.75 * (sums + (rest if rest is not None else 0.0))
     shape = launch_shapes.combine_experts(columns, tokens)
     arrays = (read_only(out), read_only(order), read_only(weights), read_only(first))
-    tail = (None if rest is None else read_only(rest), residual, columns // 4, 0.75)
+    tail = (None if rest is None else read_only(rest), residual, columns // 4, 0.75, int(add))
     return Prepared(call_of(shape, (*arrays, *tail)), lambda: assert_close(residual, expected, 2e-6))
 
 
@@ -195,5 +186,6 @@ CASES = [
         for n, s in SETUPS.items()
     ),
     Case("with-rest", "combine", lambda: combine(512, 3, 4, True), True),
+    Case("first", "combine", lambda: combine(128, 2, 3, True, add=False), True),
     Case("tail", "combine", lambda: combine(516, 2, 8, False), True),
 ]

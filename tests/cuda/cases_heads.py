@@ -33,6 +33,7 @@ class Setup:
     norm: bool = True
     interleaved: bool = False
     clip: float | None = None
+    successive: bool = False  # without tables of pages and positions
 
     @property
     def spec(self) -> AttentionSpec:
@@ -103,8 +104,10 @@ class _Pages:
         self.reached = tuple(np.full(self.spec.page_bytes, 0xFF, np.uint8) for _ in range(count))
         first = read_only(np.array([2 * s for s in setup.rows_of], np.int32))
         positions = read_only(np.array(setup.positions, np.int32))
-        self.arguments = (Pointers(tuple(range(count))), first, positions)
-        self.numbers = (32, LAYER * self.spec.layer_bytes, int(setup.dtype == "int8"))
+        tables = (None, None) if setup.successive else (first, positions)
+        self.arguments = (Pointers(tuple(range(count))), *tables)
+        start = setup.positions[0] if setup.successive else 0
+        self.numbers = (32, LAYER * self.spec.layer_bytes, int(setup.dtype == "int8"), start)
 
     def check(self, keys: np.ndarray, values: np.ndarray) -> None:
         """What was written means keys and values `[rows, kv_heads, dim]`, and nothing else was written."""
@@ -146,7 +149,10 @@ def _prepared(setup: Setup, x: np.ndarray, norm: np.ndarray | None) -> np.ndarra
 INT8 = Setup("int8", 4, 2, 128, (5, 35, 6, 63), (0, 0, 1, 1))
 BF16 = Setup("bf16", 3, 1, 64, (31, 32, 0), (0, 0, 1), rotary=48, bias=False)
 PLAIN = Setup("int8", 2, 1, 64, (17, 18, 19, 16), (0, 0, 0, 0), norm=False, interleaved=True, clip=0.75)
+SUCCESSIVE = Setup("int8", 2, 1, 64, (30, 31, 32), (0, 0, 0), successive=True)
 CASES = [
+    Case("successive", "prepare_heads", lambda: fused(SUCCESSIVE)),
+    Case("append-successive", "prepare_heads", lambda: append(SUCCESSIVE)),
     Case("int8", "prepare_heads", lambda: fused(INT8), True),
     Case("bf16", "prepare_heads", lambda: fused(BF16), True),
     Case("clipped", "prepare_heads", lambda: fused(PLAIN), True),

@@ -29,7 +29,7 @@ def prepare(
     shape = launch_shapes.linear(fmt, rows, tokens, per_block)
     units = tensor.shape.padded_cols // 64
     arguments = (read_only(tensor.data), read_only(x), None if offsets is None else read_only(offsets), y)
-    numbers = (rows, columns, units, tokens, per_block, 0.5, int(add))
+    numbers = (rows, columns, units, tokens, per_block, columns, 0, 0.5, int(add))
     tiles = shape.grid[1]
     return Prepared(
         call_of(shape, (*arguments, *numbers)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cases_attention
+import cases_elements
 import cases_embedding
 import cases_experts
 import cases_heads
@@ -21,6 +22,7 @@ ALL = [
     *cases_norm.CASES,
     *cases_linear.CASES,
     *cases_experts.CASES,
+    *cases_elements.CASES,
     *cases_embedding.CASES,
     *cases_attention.CASES,
     *cases_heads.CASES,

@@ -46,6 +46,15 @@ class CompileCache:
             _write(path, found)
         return found
 
+    def cubin_file(self, source: KernelSource) -> Path:
+        """The machine code alone, as a file beside the entry: what a driver's loader takes."""
+        key = self.key(source, (f"-arch={self.arch}", *OPTIONS))
+        path = self.folder / f"{key}.cubin"
+        cubin = self.compile(source).cubin
+        if not path.is_file() or path.read_bytes() != cubin:
+            _write_whole(path, cubin)
+        return path
+
     def key(self, source: KernelSource, options: Sequence[str]) -> str:
         """Everything that the result depends on, hashed; the architecture is one of the options."""
         what = (source.name, source.text, sorted(source.headers.items()), list(options), self.nvrtc.version)
@@ -73,9 +82,13 @@ def _write(path: Path, compiled: Compiled) -> None:
     sizes = dict(zip(_PARTS, map(len, parts), strict=True))
     header = json.dumps({"sizes": sizes, "sha256": hashlib.sha256(body).hexdigest()})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-            file.write(header.encode() + b"\n" + body)
-        Path(file.name).replace(path)
+        _write_whole(path, header.encode() + b"\n" + body)
     except OSError:
         return
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARP = 32
-PLACE_BYTES = 256
-"""Expert kernels are told where records lie in units of this."""
 MAX_SHARED = 99 << 10
 """Bytes of shared memory that one block may ask for on sm_86."""
 
@@ -128,3 +126,17 @@ VALUE_KINDS = {"int4": 0, "e2m1": 1, "int8": 2, "bf16": 3, "f16": 4}
 def embedding(tokens: int) -> LaunchShape:
     """One block per token."""
     return LaunchShape("embedding", "embedding", (tokens, 1, 1), 128, 0)
+
+
+ELEMENTS = 256
+"""Threads of a block of the kernels that treat elements alike."""
+
+
+def elements(entry: str, columns: int, rows: int) -> LaunchShape:
+    """One thread per element: add, scale_by_sigmoid, take_rows, copy_heads, gate, each in its own file."""
+    return LaunchShape(entry, entry, (-(-columns // ELEMENTS), rows, 1), ELEMENTS, 0)
+
+
+def plain_linear(outputs: int, rows: int) -> LaunchShape:
+    """Four outputs and eight rows per block."""
+    return LaunchShape("plain_linear", "plain_linear", (-(-outputs // 4), -(-rows // 8), 1), 4 * WARP, 0)

@@ -1,0 +1,143 @@
+"""Routed experts as launches: tables made on the host, gate_up, down, the weighted sum in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.cuda import launch_shapes
+from strata.backends.cuda.kernels import NULL
+from strata.backends.cuda.launches import Launcher, Operand, require_multiple
+from strata.backends.hybrid.arrays import Matrix
+from strata.backends.hybrid.kernel_set import ExpertGroup
+from strata.device.base import Buffer, Launch
+from strata.errors import UnsupportedError
+from strata.memory.regions import Arena
+from strata.store.formats import UNIT_COLS
+
+EXPERT_FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "mxfp4", "w8g32", "bf16")
+"""Formats that expert_gate_up.cu and expert_down.cu have entries for."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the kernels look up, as 4-byte words one after the other, and how many of each there are.
+
+    addresses: two words per expert. A pair is one (row, choice); pairs are numbered expert by expert,
+    ascending, so that a row's pairs are in the order of their experts when they are in that of their numbers.
+    """
+
+    words: NDArray[np.uint32]
+    sizes: tuple[int, ...]
+    pairs: int
+    most: int
+
+    @classmethod
+    def of(cls, group: ExpertGroup) -> Tables:
+        """From the routes of a group."""
+        rows = len(group.ids)
+        chosen = [np.argwhere(group.ids == expert) for expert in group.experts]  # (row, choice), by rows
+        counts = [len(found) for found in chosen]
+        pairs = np.concatenate([*chosen, np.empty((0, 2), np.int64)])
+        order = np.argsort(pairs[:, 0], kind="stable")
+        first_of_token = np.searchsorted(pairs[order, 0], np.arange(rows + 1))
+        parts: list[NDArray[Any]] = [
+            np.array([record.address for record in group.records], np.uint64).view(np.uint32),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            pairs[:, 0].astype(np.int32),
+            order.astype(np.int32),
+            group.weights[pairs[order, 0], pairs[order, 1]].astype(np.float32),
+            first_of_token.astype(np.int32),
+        ]
+        words = np.concatenate([part.view(np.uint32) for part in parts])
+        return cls(words, tuple(len(part) for part in parts), len(pairs), max(counts, default=0))
+
+    def slices(self, buffer: Buffer) -> list[Buffer]:
+        """Each table's range; an empty one is given the word behind it."""
+        ends = np.cumsum(self.sizes)
+        starts = [int(end) - size for end, size in zip(ends, self.sizes, strict=True)]
+        return [buffer.slice(4 * a, 4 * max(n, 1)) for a, n in zip(starts, self.sizes, strict=True)]
+
+
+def expert_launches(
+    launcher: Launcher, x: Matrix, group: ExpertGroup, out: Matrix, first: bool, scratch: Arena
+) -> Iterator[Launch]:
+    """See `KernelSet.experts`."""
+    _require(group)
+    tables = Tables.of(group)
+    near = scratch.take(tables.words.nbytes, "tables of experts")
+    yield _bring(launcher, group.pinned(tables.words, "tables of experts"), near, len(tables.words))
+    addresses, first_pair, token_of_pair, order, weights, first_of_token = tables.slices(near)
+    layout, count = group.layout, max(tables.pairs, 1)
+    parts = scratch.take(count * layout.hidden * 4, "outputs of experts")
+    if tables.pairs:
+        hidden = scratch.take(count * layout.slices * layout.slice_width * 4, "hidden of experts")
+        yield _gate_up(launcher, x, group, tables, (addresses, first_pair, token_of_pair), hidden)
+        yield _down(launcher, group, tables, (addresses, first_pair), hidden, parts)
+    shape = launch_shapes.combine_experts(layout.hidden, x.rows)
+    pointers = (parts, order, weights, first_of_token)
+    arguments = (*pointers, NULL, out.buffer, layout.hidden // 4, 1.0, int(not first))
+    reads = (*(pointers if tables.pairs else pointers[1:]), *(() if first else (out.buffer,)))
+    yield launcher.make(shape, arguments, reads, (out.buffer,))
+
+
+def _bring(launcher: Launcher, source: Buffer, target: Buffer, words: int) -> Launch:
+    """Words from pinned memory into device memory, as rows of one head are copied."""
+    shape = launch_shapes.elements("copy_heads", words, 1)
+    arguments = (source, target, 1, words, words, 0, words, 0)
+    return launcher.make(shape, arguments, (source,), (target,))
+
+
+def _gate_up(
+    launcher: Launcher,
+    x: Matrix,
+    group: ExpertGroup,
+    tables: Tables,
+    pointers: tuple[Buffer, ...],
+    hidden: Buffer,
+) -> Launch:
+    layout, gating = group.layout, group.gating
+    packed = layout.gate_up
+    shape = launch_shapes.expert_gate_up(
+        packed.format.name, packed.blocks * layout.slices, len(group.experts), tables.most
+    )
+    bias = layout.gate_up_bias_offset if layout.biases else 0
+    sizes = (layout.hidden, packed.padded_cols // UNIT_COLS, layout.slice_width, layout.slice_bytes, bias)
+    kind = (launch_shapes.GATING_KINDS[gating.kind], gating.alpha, gating.limit)
+    arguments: list[Operand] = [*pointers, x.buffer, hidden, *sizes, *kind]
+    macs = tables.pairs * layout.slices * packed.rows * packed.cols
+    return launcher.make(shape, arguments, (*pointers, x.buffer, *group.records), (hidden,), macs)
+
+
+def _down(
+    launcher: Launcher,
+    group: ExpertGroup,
+    tables: Tables,
+    pointers: tuple[Buffer, ...],
+    hidden: Buffer,
+    parts: Buffer,
+) -> Launch:
+    layout = group.layout
+    packed = layout.down
+    shape = launch_shapes.expert_down(packed.format.name, packed.blocks, len(group.experts), tables.most)
+    bias = layout.down_bias_offset if layout.biases else 0
+    units = packed.padded_cols // UNIT_COLS
+    slices = (layout.slice_width, layout.slices, layout.slice_bytes, layout.down_offset(0))
+    arguments: list[Operand] = [*pointers, hidden, parts, layout.hidden, units, *slices, bias]
+    macs = tables.pairs * layout.slices * packed.rows * packed.cols
+    return launcher.make(shape, arguments, (*pointers, hidden, *group.records), (parts,), macs)
+
+
+def _require(group: ExpertGroup) -> None:
+    layout = group.layout
+    for packed in (layout.gate_up, layout.down):
+        if packed.format.name not in EXPERT_FORMATS:
+            raise UnsupportedError(
+                f"experts in {packed.format.name} on a GPU", remedy=f"convert them to one of {EXPERT_FORMATS}"
+            )
+    require_multiple("experts", "columns", layout.hidden, 8)
+    require_multiple("experts", "elements of a slice", layout.slice_width, 8)

@@ -1,0 +1,207 @@
+"""The hybrid backend's kernel set over csrc/cuda. It runs in the emulator; it has never run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strata.backends.cuda import launch_shapes
+from strata.backends.cuda.attention import attention_launches
+from strata.backends.cuda.experts import expert_launches
+from strata.backends.cuda.kernels import NULL, KernelLoader
+from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.hybrid.kernel_set import ExpertGroup, HeadColumns, KvPlaces, Launches
+from strata.backends.parts import AttentionCall, Gating
+from strata.device.base import Buffer, Launch
+from strata.errors import UnsupportedError
+from strata.memory.regions import Arena
+from strata.plan.spec import AttentionSpec, RouterSpec
+from strata.store.formats import UNIT_COLS
+
+LINEAR_FORMATS = (
+    *("w4g32", "w4g64", "w4g128", "w4g32m", "w4g64m", "w4g128m"),
+    *("mxfp4", "w8", "w8g32", "bf16"),
+)
+"""Formats that csrc/cuda/linear.cu has an entry for."""
+
+
+class CudaKernels:
+    """See `KernelSet`. loader: where compiled kernels come from."""
+
+    def __init__(self, loader: KernelLoader) -> None:
+        self._launcher = Launcher(loader)
+
+    def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
+        """One launch."""
+        require_multiple("rms_norm", "columns", weight.cols, 4)
+        shape = launch_shapes.rms_norm(x.rows * (x.cols // weight.cols), weight.cols)
+        arguments = (x.buffer, NULL, weight.buffer, out.buffer, NULL, NULL, NULL, weight.cols, 1.0, eps)
+        yield self._launcher.make(shape, arguments, (x.buffer, weight.buffer), (out.buffer,))
+
+    def add(self, residual: Matrix, branch: Matrix, scale: float) -> Launches:
+        """One launch."""
+        count = residual.rows * residual.cols
+        shape = launch_shapes.elements("add", count, 1)
+        arguments = (residual.buffer, branch.buffer, count, scale)
+        yield self._launcher.make(shape, arguments, (branch.buffer, residual.buffer), (residual.buffer,))
+
+    def scale_by_sigmoid(self, x: Matrix, gate: Matrix) -> Launches:
+        """One launch."""
+        shape = launch_shapes.elements("scale_by_sigmoid", x.cols, x.rows)
+        arguments = (x.buffer, gate.buffer, x.cols)
+        yield self._launcher.make(shape, arguments, (gate.buffer, x.buffer), (x.buffer,))
+
+    def linear(
+        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
+    ) -> Launches:
+        """One launch."""
+        yield self._linear(x, weight, bias, out, 0)
+
+    def head_linear(
+        self, x: Matrix, weight: PackedOnDevice, heads: int, out: Matrix, scratch: Arena
+    ) -> Launches:
+        """One launch."""
+        require_multiple("head_linear", "rows of a head", weight.shape.rows // heads, 16)
+        yield self._linear(x, weight, None, out, weight.shape.rows // heads)
+
+    def _linear(
+        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, head_rows: int
+    ) -> Launch:
+        packed = weight.shape
+        require_multiple("linear", "columns", packed.cols, 8)
+        if packed.format.name not in LINEAR_FORMATS:
+            raise UnsupportedError(
+                f"linear of {packed.format.name} on a GPU", remedy="convert to another format"
+            )
+        blocks = packed.blocks
+        per_block = 1 if head_rows else launch_shapes.row_blocks_per_block(blocks, x.rows)
+        shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
+        sizes = (
+            packed.rows,
+            packed.cols,
+            packed.padded_cols // UNIT_COLS,
+            x.rows,
+            per_block,
+            x.cols,
+            head_rows,
+        )
+        arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, 1.0, 0)
+        reads = (x.buffer, weight.buffer, *(() if bias is None else (bias.buffer,)))
+        return self._launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
+
+    def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
+        """One launch."""
+        require_multiple("plain_linear", "columns", matrix.cols, 4)
+        shape = launch_shapes.plain_linear(matrix.rows, x.rows)
+        sizes = (x.rows, matrix.cols // 4, matrix.rows)
+        arguments = (x.buffer, matrix.buffer, or_null(bias), out.buffer, *sizes)
+        reads = (x.buffer, matrix.buffer, *(() if bias is None else (bias.buffer,)))
+        yield self._launcher.make(shape, arguments, reads, (out.buffer,), x.rows * matrix.rows * matrix.cols)
+
+    def take_rows(self, x: Matrix, rows: Matrix, out: Matrix) -> Launches:
+        """One launch."""
+        shape = launch_shapes.elements("take_rows", x.cols, out.rows)
+        arguments = (x.buffer, rows.buffer, out.buffer, x.cols)
+        yield self._launcher.make(shape, arguments, (x.buffer, rows.buffer), (out.buffer,))
+
+    def copy_heads(
+        self, x: Matrix, source: HeadColumns, out: Matrix, target: HeadColumns, heads: int, size: int
+    ) -> Launches:
+        """One launch."""
+        shape = launch_shapes.elements("copy_heads", heads * size, x.rows)
+        places = (heads, size, source.head, source.first, target.head, target.first)
+        reads = (x.buffer, out.buffer)  # what is not copied to stays
+        yield self._launcher.make(shape, (x.buffer, out.buffer, *places), reads, (out.buffer,))
+
+    def prepare_heads(
+        self,
+        x: Matrix,
+        heads: int,
+        tables: tuple[Matrix, Matrix] | None,
+        spec: AttentionSpec,
+        norm: Matrix | None,
+        eps: float,
+    ) -> Launches:
+        """One launch, and one before it for a norm over all heads."""
+        dim = x.cols // heads
+        if norm is not None and norm.cols != dim:
+            yield from self.rms_norm(x, norm, eps, x)
+            norm = None
+        operands: list[Operand] = [or_null(norm), *((t.buffer for t in tables) if tables else (NULL, NULL))]
+        shape = launch_shapes.heads_of_rows("prepare_heads", heads, x.rows, dim)
+        rotary = 2 * tables[0].cols if tables else 0
+        numbers = (heads, dim, rotary, int(spec.rope.interleaved), eps, float(spec.clip_qkv or 0.0))
+        reads = (x.buffer, *_buffers(norm, *(tables or ())))
+        yield self._launcher.make(shape, (x.buffer, *operands, *numbers), reads, (x.buffer,))
+
+    def attention(
+        self,
+        q: Matrix,
+        k: Matrix,
+        v: Matrix | None,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """Append, attend (both per sequence), and join the splits."""
+        if v is None:
+            raise UnsupportedError("latent attention on a GPU", remedy="run this model with device.use: cpu")
+        return attention_launches(self._launcher, q, k, v, places, call, sinks, out, scratch)
+
+    def route(
+        self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes
+    ) -> Launches:
+        """One launch."""
+        shape = launch_shapes.route(logits.rows, spec.experts, spec.top_k, spec.groups)
+        score = launch_shapes.ROUTER_SCORES[spec.score]
+        groups = (spec.groups, spec.top_groups, int(spec.group_score == "top2"))
+        numbers = (
+            spec.experts,
+            spec.top_k,
+            score,
+            *groups,
+            int(spec.normalize),
+            spec.normalize_eps,
+            spec.scale,
+        )
+        outputs = (routes.ids.buffer, routes.weights.buffer)
+        arguments = (logits.buffer, or_null(select_bias), *outputs, *numbers)
+        yield self._launcher.make(shape, arguments, (logits.buffer, *_buffers(select_bias)), outputs)
+
+    def ffn(
+        self,
+        x: Matrix,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """Three launches: gate_up, the activation, down."""
+        width, rows = down.shape.cols, x.rows
+        both = Matrix(scratch.take(rows * gate_up.shape.rows * 4, "gate and up"), rows, gate_up.shape.rows)
+        hidden = Matrix(scratch.take(rows * width * 4, "hidden"), rows, width)
+        yield self._linear(x, gate_up, None, both, 0)
+        kind = launch_shapes.GATING_KINDS[gating.kind]
+        arguments = (both.buffer, hidden.buffer, width, kind, gating.alpha, gating.limit)
+        shape = launch_shapes.elements("gate", width, rows)
+        yield self._launcher.make(shape, arguments, (both.buffer,), (hidden.buffer,))
+        yield self._linear(hidden, down, None, out, 0)
+
+    def experts(
+        self,
+        x: Matrix,
+        routes: DeviceRoutes,
+        group: ExpertGroup,
+        out: Matrix,
+        first: bool,
+        scratch: Arena,
+    ) -> Launches:
+        """Four launches: tables to the device, gate_up, down, the weighted sum."""
+        return expert_launches(self._launcher, x, group, out, first, scratch)
+
+
+def _buffers(*matrices: Matrix | None) -> Iterator[Buffer]:
+    return (matrix.buffer for matrix in matrices if matrix is not None)

@@ -1,0 +1,90 @@
+"""The demo model on the emulated device with the kernels of csrc/cuda: the CPU backend's tokens."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import strata
+from strata.backends.base import Backend
+from strata.backends.cpu import CpuBackend
+from strata.backends.cuda.kernel_set import CudaKernels
+from strata.backends.cuda.kernels import EmulatedLoader
+from strata.backends.hybrid.backend import HybridBackend
+from strata.backends.hybrid.options import HybridOptions
+from strata.config import load_config
+from strata.core import Request, SamplingParams
+from strata.device.emulated import EmulatedDevice
+from strata.device.figures import DeviceFigures, LinkFigures
+from strata.engine.engine import Engine, EngineOptions
+from strata.interfaces.models import open_model
+from strata.model.decoder import Decoder
+from strata.plan.cost import Speeds
+from strata.store.reader import Store
+
+DEMO = Path(strata.__file__).parent / "demo"
+ROOT = Path(__file__).resolve().parents[2]
+LINK = LinkFigures(1e9, 1e-6, 1e-5)
+FIGURES = DeviceFigures(64 << 20, LINK, LINK, 5e8, 1e9, 1e12, 5e-6, 1e-6, 1e9)
+SPEEDS = Speeds(1e9, 1e9, 1e9, device_read=1e9, device_macs=1e9, to_device=1e9, to_host=1e9)
+SLOTS = 64  # of 6 x 32 experts: some stay, some come and go
+
+
+def cuda_backend(cpu: CpuBackend, store: Store) -> HybridBackend:
+    spec = store.spec
+    records = [store.expert_layout(i).record_bytes for i in range(spec.layers) if spec.is_moe(i)]
+    options = HybridOptions(
+        SLOTS if records else 0,
+        max(records, default=1),
+        SPEEDS,
+        misses="fetch",
+        rows=64,
+        logit_rows=4,
+        blocks=32,
+        simulated=SPEEDS,
+    )
+    kernels = CudaKernels(EmulatedLoader())
+    return HybridBackend(EmulatedDevice(FIGURES, seed=3), kernels, cpu, spec, options)
+
+
+def generated(store: Store, backend: Backend, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    options = EngineOptions(
+        context=128,
+        pages=12,
+        valid_tokens=store.spec.vocab,
+        page_tokens=32,
+        kv_dtype="int8",
+        chunk=16,
+        max_running=4,
+    )
+    engine = Engine(Decoder(store.spec, store, backend), options)
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+    requests = [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    while engine.busy:
+        engine.step()
+    engine.check_integrity()
+    return [request.generated for request in requests]
+
+
+def questions(count: int) -> list[list[int]]:
+    model = open_model(load_config(ROOT / "configs" / "demo.yaml"))
+    asked = ("What is the capital of France?", "What is the capital of Samoa?", "Who are you?")
+    return [model.encode_chat([{"role": "user", "content": text}]) for text in asked[:count]]
+
+
+# Every thread of every block is run: two questions of the MoE, seven tokens each, agree too but take 12 s.
+@pytest.mark.parametrize(("name", "asked", "tokens"), [("moe", 1, 4), ("draft", 2, 5)])
+def test_the_demo_says_the_same_on_cuda_kernels(name: str, asked: int, tokens: int) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++, which is not installed")
+    store, cpu = Store.open(DEMO / name), CpuBackend(threads=1, activations="f32")
+    prompts = questions(asked)
+    wanted = generated(store, cpu, prompts, tokens)
+    backend = cuda_backend(cpu, store)
+    assert generated(store, backend, prompts, tokens) == wanted
+    backend.check_integrity()
+    backend.close()

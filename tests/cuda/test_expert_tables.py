@@ -1,0 +1,64 @@
+"""The tables that expert kernels look up, and what the kernel set refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.backends.cuda.attention import _require as require_attention
+from strata.backends.cuda.experts import Tables
+from strata.backends.cuda.experts import _require as require_experts
+from strata.backends.hybrid.kernel_set import ExpertGroup
+from strata.backends.parts import Gating
+from strata.device.buffers import Allocation
+from strata.errors import UnsupportedError
+from strata.store.formats import FORMATS, ExpertLayout
+
+
+def group_of(ids: np.ndarray, experts: list[int], fmt: str = "w4g64", width: int = 64) -> ExpertGroup:
+    layout = ExpertLayout(FORMATS[fmt], FORMATS[fmt], 64, width, 1, False)
+    memory = Allocation(1 << 40, 4096 * 64, "device", "slots").whole()
+    records = [memory.slice(4096 * expert, 4096) for expert in experts]
+    weights = (ids * 100 + np.arange(ids.shape[1])).astype(np.float32)
+    return ExpertGroup(layout, Gating(), 64, experts, records, ids, weights, 0, lambda values, what: memory)
+
+
+@given(st.data())
+def test_tables_hold_every_pair_once_in_the_order_of_experts(data: st.DataObject) -> None:
+    rows, top_k = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
+    ids = np.array([data.draw(st.permutations(range(8)))[:top_k] for _ in range(rows)], np.int32)
+    experts = sorted(data.draw(st.sets(st.integers(0, 7), min_size=1)))
+    group = group_of(ids, experts)
+    tables = Tables.of(group)
+    parts = np.split(tables.words, np.cumsum(tables.sizes)[:-1])
+    addresses, first_pair, token_of_pair, order, weights, first_of_token = (
+        parts[0].view(np.uint64),
+        *(part.view(np.int32) for part in parts[1:4]),
+        parts[4].view(np.float32),
+        parts[5].view(np.int32),
+    )
+    assert addresses.tolist() == [record.address for record in group.records]
+    owners = np.repeat(experts, np.diff(first_pair))
+    for row in range(rows):
+        mine = order[first_of_token[row] : first_of_token[row + 1]]
+        assert (token_of_pair[mine] == row).all()
+        assert owners[mine].tolist() == sorted(set(ids[row].tolist()) & set(experts))
+        found = weights[first_of_token[row] : first_of_token[row + 1]]
+        choices = [ids[row].tolist().index(expert) for expert in owners[mine]]
+        assert found.tolist() == group.weights[row, choices].tolist()
+    assert tables.pairs == np.isin(ids, experts).sum()
+    assert tables.most == max(np.diff(first_pair))
+
+
+@pytest.mark.parametrize(("fmt", "width"), [("w8", 64), ("f16", 64), ("w4g64", 60)])
+def test_experts_without_kernels_are_refused(fmt: str, width: int) -> None:
+    with pytest.raises(UnsupportedError, match="on a GPU"):
+        require_experts(group_of(np.zeros((1, 1), np.int32), [0], fmt, width))
+
+
+@pytest.mark.parametrize(("dim", "dtype", "page"), [(80, "int8", 32), (64, "f32", 32), (128, "bf16", 24)])
+def test_pages_without_kernels_are_refused(dim: int, dtype: str, page: int) -> None:
+    with pytest.raises(UnsupportedError, match="on a GPU"):
+        require_attention(dim, dtype, page)
