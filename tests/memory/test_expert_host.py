@@ -72,9 +72,11 @@ def one_step(host: HostExperts, chance: random.Random) -> None:
     places=st.integers(1, 30), seed=st.integers(0, 2**32), policy=st.sampled_from(sorted(POLICIES)),
     failing=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
 )  # fmt: skip
-def test_every_record_is_right_and_nothing_is_lost(
+def test_case_42_every_record_is_right_and_nothing_is_lost(
     places: int, seed: int, policy: str, failing: float
 ) -> None:
+    """Reads race with evictions, guesses and steps that end early: no place has two writers, no record is
+    another's, nothing waits for ever."""
     chance = random.Random(seed)
     reader = LateReader(seed + 1, fails=lambda _: chance.random() < failing)
     host = make_host(places, reader, policy)
