@@ -16,6 +16,7 @@ from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
+from strata.backends.hybrid.estimates import base_seconds
 from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, ExpertSource, HostShare
@@ -113,7 +114,7 @@ class HybridBackend(DeviceOps):
                 "a second KV cache is asked for, and the device's memory was cut for one",
                 remedy="make a backend for each engine",
             )
-        options = self.options
+        options, self.kv = self.options, spec
         self.memory = HybridMemory(self.device, self.spec, spec, pages, self._static_bytes, options)
         self.source = ExpertSource(self.device, options.pinned)
         self.cache = self._make_cache()
@@ -269,7 +270,9 @@ class HybridBackend(DeviceOps):
                 if isinstance(layer.ffn, RoutedFfn)
             ]
             prompt = not self._decoding.all()
-            self.flow.stream.begin(banks if prompt else [], batch.rows, self.spec.experts.router.top_k)
+            base = base_seconds(self.spec, self.kv, batch, self.options.speeds)
+            top_k = self.spec.experts.router.top_k
+            self.flow.stream.begin(banks if prompt else [], batch.rows, top_k, base)
 
     def _end(self) -> None:
         """Experts that were missed come in the background, as many as a step may bring."""
@@ -286,7 +289,8 @@ class HybridBackend(DeviceOps):
         hidden = self._normed(residual, router.norm)
         logits = self.plain_linear(hidden, router.matrix, router.bias)
         routes = self.route_on_device(logits, router.spec, router.select_bias)
-        self.readback.start(routes, None if self.options.misses == "fetch" else hidden)
+        host_may_compute = self.options.misses != "fetch" and not self.flow.stream.all
+        self.readback.start(routes, hidden if host_may_compute else None)
         shared = self._shared(hidden, experts)
         self.prefetcher.collect()
         read = self.readback.finish()

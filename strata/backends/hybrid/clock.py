@@ -21,22 +21,27 @@ class LayerClock:
         self._began = 0.0
         self._nbytes = 0
 
-    def start(self, decision: Decision) -> None:
-        """The choice is known and the fetches are queued."""
-        self._decision, self._began, self._nbytes = decision, self._device.now(), 0
-        if decision.fetch:
+    def start(self, decision: Decision, alone: bool) -> None:
+        """The choice is known and the fetches are queued. alone: the layer shares its time with no other one:
+        a pass that streams says nothing of what a layer takes."""
+        self._decision, self._began, self._nbytes = decision if alone else None, self._device.now(), 0
+        if self._fetches:
             self._device.record(self._start, self._compute)
 
     def hits_done(self) -> None:
         """Hits were launched."""
-        if self._decision is not None and self._decision.fetch:
+        if self._fetches:
             self._device.record(self._hits, self._compute)
 
     def fetched(self, nbytes: int) -> None:
         """The stream has waited for the last fetch."""
-        if self._decision is not None and self._decision.fetch:
+        if self._fetches:
             self._device.record(self._fetched, self._compute)
             self._nbytes = nbytes
+
+    @property
+    def _fetches(self) -> bool:
+        return self._decision is not None and bool(self._decision.fetch)
 
     def read(self) -> None:
         """Tell the split decision. Harmless when nothing was timed since."""

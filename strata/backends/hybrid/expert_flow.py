@@ -115,10 +115,11 @@ class ExpertFlow:
         hits, late = found.hits, [handle.expert.index for handle, _ in found.arriving]
         missed = sorted([*found.missed, *found.queued])
         decision = self._decide(call, len(hits) + len(late), missed)
-        flow = LayerFlow(call, due, ExpertGroups(self._ops, call), decision, found.arriving, [])
+        groups = ExpertGroups(self._ops, call, self.split.speeds)
+        flow = LayerFlow(call, due, groups, decision, found.arriving, [])
         self._fetch(flow, found)
         self._loader.queue.pump()
-        self._clock.start(decision)
+        self._clock.start(decision, alone=not self.stream.active)
         flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h in hits])
         self._clock.hits_done()
         self._count(len(hits), len(late), flow)
@@ -172,19 +173,28 @@ class ExpertFlow:
         return found
 
     def _decide(self, call: ExpertCall, hits: int, missed: list[int]) -> Decision:
-        """Experts that were loaded ahead count as hits."""
-        there = self.stream.loaded(call.bank.layer).intersection(missed)
-        absent = [index for index in missed if index not in there]
-        counts = np.bincount(call.ids.reshape(-1), minlength=call.bank.count)[absent].tolist()
+        counts = np.bincount(call.ids.reshape(-1), minlength=call.bank.count)[missed].tolist()
+        loaded = frozenset(self.stream.loaded(call.bank.layer).intersection(missed))
         rows, top_k = call.ids.shape
-        foreseen = self.stream.active
-        layer = LayerMisses(call.bank, rows, top_k, hits + len(there), absent, counts, foreseen)
-        return self.split.decide(layer)
+        may_compute = call.hidden_rows is not None
+        stream = self.stream
+        return self.split.decide(
+            LayerMisses(
+                call.bank,
+                rows,
+                top_k,
+                hits,
+                missed,
+                counts,
+                stream.active,
+                stream.base if stream.active else 0.0,
+                loaded,
+                may_compute,
+            )
+        )
 
     def _fetch(self, flow: LayerFlow, found: _Found) -> None:
-        """Slots for what shall be fetched and may stay; the rest streams, after what was loaded ahead."""
-        missed = {*found.missed, *found.queued}
-        flow.streamed += sorted(self.stream.loaded(flow.call.bank.layer) & missed)
+        """Slots for what shall be fetched and may stay; the rest streams."""
         for index in flow.decision.fetch:
             expert = ExpertId(flow.call.bank.layer, index)
             if index in found.queued:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.device_ops import DeviceOps
 from strata.backends.hybrid.experts_host import ExpertCall
 from strata.backends.hybrid.kernel_set import ExpertGroup
-from strata.device.base import Buffer
+from strata.device.base import Buffer, Work
+from strata.plan.cost import Speeds
 
 
 class Resident(NamedTuple):
@@ -22,8 +24,9 @@ class Resident(NamedTuple):
 class ExpertGroups:
     """`out`: f32 [rows, hidden], complete after `finish`."""
 
-    def __init__(self, ops: DeviceOps, call: ExpertCall) -> None:
+    def __init__(self, ops: DeviceOps, call: ExpertCall, speeds: Speeds) -> None:
         self._ops = ops
+        self._bus_factor = speeds.device_read / speeds.to_device
         self._call = call
         self._empty = True
         self.out = ops.new_matrix(call.hidden.rows, call.hidden.cols, "experts")
@@ -50,16 +53,23 @@ class ExpertGroups:
         self._empty = False
 
     def join(self, share: Buffer) -> None:
-        """Add the host's share, f32 [rows, hidden] in pinned memory."""
-        ops, hidden = self._ops, self._call.hidden
-        target = self.out if self._empty else ops.new_matrix(hidden.rows, hidden.cols, "host's share")
-        ops.device.copy(target.buffer, share, ops.memory.compute, "host's share")
-        if not self._empty:
-            ops.add(self.out, target)
-        self._empty = False
+        """Add the host's share, f32 [rows, hidden] in pinned memory.
+
+        The kernel reads it over the bus. A copy would wait behind all experts that are crossing: those of the
+        next layer are queued already.
+        """
+        ops, out = self._ops, self.out
+        self.finish()
+        for launch in ops.kernels.add(out, Matrix(share, out.rows, out.cols), 1.0):
+            ops.launch([replace(launch, work=self._over_the_bus(launch.work, share.nbytes))])
+
+    def _over_the_bus(self, work: Work, nbytes: int) -> Work:
+        """The work of a kernel that reads `nbytes` of it at the bus's speed, not its memory's."""
+        return Work(int(work.nbytes + nbytes * (self._bus_factor - 1)), work.macs)
 
     def finish(self) -> Matrix:
         """The sum; of nothing it is zero."""
         if self._empty:
             self._ops.device.fill(self.out.buffer, 0, self._ops.memory.compute)
+            self._empty = False
         return self.out

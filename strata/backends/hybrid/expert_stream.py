@@ -37,14 +37,24 @@ class ExpertStream:
         self._banks: list[tuple[int, ExpertBank]] = []
         self._ahead = _Ahead(-1, [])
         self._least = 0
+        self.base = 0.0
 
     @property
     def active(self) -> bool:
         """Whether the pass at hand streams."""
         return bool(self._banks)
 
-    def begin(self, banks: Sequence[tuple[int, ExpertBank]], rows: int, top_k: int) -> None:
-        """A new pass over layers that route: (running count of the layer, its bank) of each, in order."""
+    @property
+    def all(self) -> bool:
+        """Whether it streams all experts: nothing is left to the host."""
+        return self.active and self._least >= self._banks[0][1].count
+
+    def begin(self, banks: Sequence[tuple[int, ExpertBank]], rows: int, top_k: int, base: float) -> None:
+        """A new pass over layers that route: (running count of the layer, its bank) of each, in order.
+
+        base: seconds of a layer before its experts.
+        """
+        self.base = base
         self.buffers.reset()
         self._ahead = _Ahead(-1, [])
         self._least = self.sure_to_cross(banks[0][1], rows, top_k) if banks else 0
@@ -56,7 +66,7 @@ class ExpertStream:
         them will be needed, then as many as are better fetched than computed by the host."""
         if distinct_experts(rows, bank.count, top_k) < FORESEEN_SHARE * bank.count:
             return 0
-        return self._split.count(LayerMisses(bank, rows, top_k, 0, range(bank.count), (), foreseen=True))
+        return self._split.count(LayerMisses(bank, rows, top_k, 0, range(bank.count), (), True, self.base))
 
     def loaded(self, layer: int) -> set[int]:
         """Experts of a layer that were loaded ahead: fetching them costs nothing any more."""

@@ -114,7 +114,7 @@ class KernelSet(Protocol):
         ...
 
     def add(self, residual: Matrix, branch: Matrix, scale: float) -> Launches:
-        """residual += scale * branch, in place."""
+        """residual += scale * branch, in place. branch may lie in pinned memory."""
         ...
 
     def scale_by_sigmoid(self, x: Matrix, gate: Matrix) -> Launches:

@@ -76,8 +76,8 @@ def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
         attention += 5 * kv.key_dim
     routed = 0
     if experts is not None:
-        # Normed rows, experts' sum, host's share, shared expert; logits, ids and weights, of two routers.
-        routed = 3 * spec.hidden + 2 * (experts.router.experts + 2 * experts.router.top_k) + 1
+        # Normed rows, logits, ids and weights, of two routers; experts' sum, shared expert.
+        routed = 2 * spec.hidden + 2 * (experts.router.experts + 2 * experts.router.top_k) + 1
     layer = 2 * spec.hidden + max(attention, routed)
     activations = options.rows * (spec.hidden + rope + layer)
     logits = options.logit_rows * (2 * spec.hidden + spec.vocab + 1)

@@ -55,7 +55,12 @@ class Mean:
 @dataclass(frozen=True)
 class LayerMisses:
     """One layer's question. hits: experts on the device. missed: those that are not, ascending, and how many
-    rows chose each. rows: of the batch. foreseen: fetches need not wait for the router."""
+    rows chose each. rows: of the batch.
+
+    foreseen: the pass streams, so fetches need not wait for the router and cross during `base`, the seconds
+    before it, in which the host has nothing to do. loaded: missed experts that were
+    loaded ahead, in any case fetched. host: whether the host has the rows and may compute.
+    """
 
     bank: ExpertBank
     rows: int
@@ -64,6 +69,9 @@ class LayerMisses:
     missed: Sequence[int]
     counts: Sequence[int]
     foreseen: bool = False
+    base: float = 0.0
+    loaded: frozenset[int] = frozenset()
+    host: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,23 +124,24 @@ class Split:
         reason = f"{count} of {missed} fetched: {best * 1e6:.0f} us, {computed * 1e6:.0f} us without"
         if self.mode != "auto":
             reason = f"experts.misses is {self.mode}"
-        else:
+        elif not layer.foreseen:
             count, reason = self._corrected(count, 0 if computed <= 2 * best else count - 1, reason)
         return self._chosen(layer, count, reason, computed)
 
     def count(self, layer: LayerMisses) -> int:
         """How many experts to fetch so that the layer ends first, as far as the model knows."""
-        return self.cost(layer).split(layer.hits, len(layer.missed), self.mode)
+        if not layer.host:
+            return len(layer.missed)
+        return max(len(layer.loaded), self.cost(layer).split(layer.hits, len(layer.missed), self.mode))
 
     def cost(self, layer: LayerMisses) -> LayerCost:
-        """The layer's costs by plan, corrected by what was measured. Attention is left out: it comes before
-        the choice."""
+        """The layer's costs by plan, corrected by what was measured."""
         bank, speeds = layer.bank, self.speeds
         distinct = layer.hits + len(layer.missed)
         size, macs = bank.layout.record_bytes, expert_macs(bank) * layer.rows * layer.top_k / max(distinct, 1)
         cross = layer.rows * bank.layout.hidden * ACTIVATION_BYTES
         return LayerCost(
-            base=0.0,
+            base=layer.base,
             kv_in=0.0,
             kv_out=0.0,
             on_device=max(size / speeds.device_read, macs / speeds.device_macs),
@@ -184,9 +193,9 @@ class Split:
 
     def _chosen(self, layer: LayerMisses, count: int, reason: str, computed: float) -> Decision:
         """Fetch the experts with the most rows: the host's time grows with them, the bus's does not."""
-        order = sorted(zip(layer.counts, layer.missed, strict=True), key=lambda pair: (-pair[0], pair[1]))
-        fetch = tuple(sorted(expert for _, expert in order[:count]))
-        compute = tuple(sorted(expert for _, expert in order[count:]))
+        rows = dict(zip(layer.missed, layer.counts, strict=True))
+        order = sorted(rows, key=lambda expert: (expert not in layer.loaded, -rows[expert], expert))
+        fetch, compute = tuple(sorted(order[:count])), tuple(sorted(order[count:]))
         metrics = self.metrics
         metrics.layers += 1
         metrics.last_reason = reason

@@ -73,13 +73,16 @@ class SizesOnlyStore(TinyStore):
 
 
 class SizesOnlyCpu(CpuBackend):
-    """Looks up no rows."""
+    """Looks up no rows and adds up no experts."""
 
     def weight(self, tensor: PackedTensor) -> Any:
         return None
 
     def embedding(self, weight: Any, token_ids: NDArray[np.int32], scale: float) -> NDArray[np.float32]:
         return np.empty((len(token_ids), self.hidden), np.float32)
+
+    def experts(self, x: Any, ids: NDArray[np.int32], *_: object, **__: object) -> NDArray[np.float32]:
+        return np.empty((len(ids), self.hidden), np.float32)
 
     hidden = 0
 

@@ -19,11 +19,13 @@ from strata.memory.transfers import TransferOptions, TransferQueue
 from strata.plan.spec import ModelSpec
 
 SEEDS = range(6)
+# Calls take time, so that guesses are there before they are needed.
+TIMED = replace(FIGURES, call_s=5e-6)
 ROUTED = moe_spec(2, moe_layers=(True, True))
 DENSE = moe_spec(2, moe_layers=(False, False))
 DEEP = moe_spec(5, moe_layers=(False,) * 5)
 STAGED = TransferOptions(staging_bytes=2048, speculative_bytes=8192)
-SLOW_BUS = replace(SPEEDS, to_device=1e7)
+SLOW_BUS, FAST_BUS = (replace(SPEEDS, to_device=speed) for speed in (1e7, 1e11))
 # Single tokens are the host's, prompts stream.
 PATIENT = replace(SPEEDS, host_read=1e12, host_macs=2e8, to_device=2e8)
 
@@ -78,6 +80,7 @@ def copied_page(device: Any) -> bool:
 
 SCENARIOS = {
     "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
+    "guessed": decode(ROUTED, (1,) * 8, misses="cpu", slots=4, prefetch=0.0, speeds=FAST_BUS),
     "streamed": decode(ROUTED, (20, 1, 20), misses="fetch", slots=2, stream_experts=1, prefetch=2.0),
     "streamed, no slots": decode(ROUTED, (20, 1, 1), misses="fetch", slots=0, stream_experts=1),
     "plain memory": decode(ROUTED, (20, 1, 1, 1), misses="auto", slots=4, pinned=False, transfers=STAGED),
@@ -93,7 +96,7 @@ SCENARIOS = {
 
 
 def outcome(name: str, seed: int, dropped: Site | None) -> tuple[bool, SiteDroppingDevice]:
-    device = SiteDroppingDevice(EmulatedDevice(FIGURES, seed=seed), dropped)
+    device = SiteDroppingDevice(EmulatedDevice(TIMED, seed=seed), dropped)
     try:
         return SCENARIOS[name](device), device
     except (RaceError, AssertionError):
