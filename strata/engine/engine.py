@@ -98,8 +98,6 @@ class Engine:
     def kv_place(self) -> str:
         """What memory the KV cache is, e.g. "512 MiB in transparent huge pages"; for the log."""
         place: str = self.executor.cache.place
-        if self.tiers is not None:
-            place += f", and a pool of {self.options.host_pages} pages in page-locked host memory"
         return place
 
     @property

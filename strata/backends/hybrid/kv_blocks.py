@@ -12,6 +12,7 @@ from strata.backends.hybrid.memory import HybridMemory
 from strata.core import Batch
 from strata.core import Sequence as Tokens
 from strata.device.base import Buffer
+from strata.memory.host_arena import host_arena
 from strata.memory.kv_mover import KvMover
 from strata.memory.kv_places import Border, PageMover
 
@@ -24,20 +25,22 @@ class DeviceKv:
     what memory it is, for the log.
     """
 
-    place = "device memory"
-
     def __init__(self, memory: HybridMemory, spec: KvSpec, most_pages: int, border: Border | None) -> None:
         self.spec = spec
         self.most_pages = most_pages
         self.border = border
+        self.place = "device memory"
         self._memory = memory
+        self._pool: Buffer | None = None
         self._addresses = np.zeros(0, np.uint64)
 
     def mover(self, host_pages: int) -> PageMover:
-        """Moves pages to and from a pinned pool of `host_pages` pages, which is taken now."""
+        """Moves pages to and from a page-locked pool of `host_pages` pages, which is taken now."""
         memory, nbytes = self._memory, self.spec.page_bytes
-        pool = memory.device.host_alloc(host_pages * nbytes, "KV pool")
-        return KvMover(memory.device, memory.queue, memory.region.page, pool, nbytes, memory.compute)
+        arena = host_arena(host_pages * nbytes)
+        self._pool = memory.device.host_register(arena.memory, "KV pool")
+        self.place = f"device memory; pool: {arena.describe()}"
+        return KvMover(memory.device, memory.queue, memory.region.page, self._pool, nbytes, memory.compute)
 
     def blocks(self, layer: int, sequence: Tokens) -> list[Buffer]:
         """The layer's block of every page that holds a token of the sequence, in order."""
@@ -71,7 +74,10 @@ class DeviceKv:
         """Attention of the layer was launched: nothing to write back."""
 
     def close(self) -> None:
-        """The region belongs to the device, which frees it."""
+        """Unlock the pool's memory, when nothing uses it any more; the region belongs to the device."""
+        if self._pool is not None:
+            self._memory.device.free(self._pool)
+            self._pool = None
 
     def _used(self, sequence: Tokens) -> NDArray[np.int32]:
         return sequence.pages[: -(-(sequence.start + sequence.count) // self.spec.page_tokens)]

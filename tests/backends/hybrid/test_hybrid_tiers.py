@@ -76,6 +76,7 @@ def test_pages_that_move_change_no_token(cpu: CpuBackend, name: str, places: int
     engine = make_engine(cpu, name, 2, slots=2, pages=places, host_pages=30, reserve_pages=2)
     assert texts(engine, 5) == wanted
     assert engine.tiers is not None
+    assert engine.kv_place.startswith("device memory; pool: ") and " pages" in engine.kv_place
     moved = engine.tiers.statistics
     assert moved.out > 10 and moved.back > 2 and engine.scheduler.preempted > 0
     backend: Any = engine.decoder.backend
