@@ -5,6 +5,9 @@
 // softmax over the chosen logits. groups > 1: only experts of the `top_groups` best groups may be chosen; a
 // group counts as its best score (best_two 0) or the sum of its two best. Block: one warp. Grid: rows. Must
 // move: logits once.
+//
+// A lane treats elements lane, lane + 32, ... in every loop: barriers stand only where it reads others'
+// elements.
 #include "device.cuh"
 
 constexpr int kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2;
@@ -52,7 +55,6 @@ DEVICE void score_experts(float* scores, const RouterShape& shape) {
         sum = warp_sum(sum);
         for (int i = threadIdx.x; i < shape.experts; i += kWarp) scores[i] /= sum;
     }
-    __syncwarp();
 }
 
 // Puts experts outside the best groups out of the choice; `room` is for two floats per group.
@@ -69,7 +71,6 @@ DEVICE void keep_best_groups(float* choice, float* room, const RouterShape& shap
         group_scores[group] = shape.best_two ? first + second : first;
         kept[group] = 0.0f;
     }
-    __syncwarp();
     for (int i = 0; i < shape.top_groups; ++i) {
         const int group = best_of(group_scores, shape.groups).index;
         __syncwarp();
@@ -82,7 +83,6 @@ DEVICE void keep_best_groups(float* choice, float* room, const RouterShape& shap
     for (int i = threadIdx.x; i < shape.experts; i += kWarp) {
         if (kept[i / size] == 0.0f) choice[i] = kOut;
     }
-    __syncwarp();
 }
 
 // weights[0 .. top_k) from the chosen scores; all lanes work alike, lane 0 writes.
@@ -115,7 +115,6 @@ extern "C" __global__ void __launch_bounds__(32)
     float* const group_scores = chosen + top_k;
     const size_t row = blockIdx.x;
     for (int i = threadIdx.x; i < experts; i += kWarp) scores[i] = logits[row * experts + i];
-    __syncwarp();
     score_experts(scores, shape);
     for (int i = threadIdx.x; i < experts; i += kWarp)
         choice[i] = scores[i] + (select_bias != nullptr ? select_bias[i] : 0.0f);

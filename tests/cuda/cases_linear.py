@@ -62,5 +62,5 @@ CASES = [
     case("one-unit", False, "w4g64", 16, 64, 3),
     case("two-tiles-of-tokens", True, "w4g64", 33, 328, 21, 4, bias=True),
     case("row-blocks", False, "w4g128", 80, 384, 8, 4),
-    case("row-blocks", False, "w4g32", 48, 704, 11, 2, add=True, bias=True),
+    case("row-blocks", False, "w4g64", 48, 704, 11, 2, add=True, bias=True),
 ]
