@@ -1,4 +1,4 @@
-"""The planted mutants still fit the kernels, and a cheap kernel's are all detected (mutants.py runs them all)."""
+"""The planted mutants still fit the kernels; a cheap kernel's are all detected (mutants.py runs the rest)."""
 
 from __future__ import annotations
 
