@@ -78,7 +78,7 @@ def logits_of(spec: ModelSpec, decoder: Decoder, backend: Backend) -> list[NDArr
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(sorted(SPECS)), places=st.integers(TOP_K, 2 * EXPERTS + 3),
     seed=st.integers(0, 2**32), policy=st.sampled_from(sorted(POLICIES)),

@@ -67,7 +67,7 @@ def one_step(host: HostExperts, chance: random.Random) -> None:
         assert came == wanted[: len(came)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     places=st.integers(1, 30), seed=st.integers(0, 2**32), policy=st.sampled_from(sorted(POLICIES)),
     failing=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
