@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.regions import DeviceRegion
 
@@ -11,10 +13,13 @@ class SlotBorder:
 
     The experts of slots that become pages are evicted, the last slots first. least_slots: never fewer,
     whatever the pages need. Slots whose experts are held or on their way stay for now: then fewer pages come
-    of it.
+    of it. settle: lets the cache know what has arrived and what the device reads no longer.
     """
 
-    def __init__(self, region: DeviceRegion, cache: ExpertCache, least_slots: int) -> None:
+    def __init__(
+        self, region: DeviceRegion, cache: ExpertCache, least_slots: int, settle: Callable[[], None]
+    ) -> None:
+        self._settle = settle
         self._region = region
         self._cache = cache
         self._least = least_slots
@@ -22,6 +27,7 @@ class SlotBorder:
 
     def widen(self, pages: int) -> int:
         """Turn as few slots into pages as make room for `pages` pages; the pages that there are now."""
+        self._settle()
         sizes, slots = self._region.sizes, self._region.slots
         floor = max(self._least, self._cache.smallest)
         while slots > floor and sizes.pages_beside(slots) < pages:

@@ -147,7 +147,7 @@ class DeviceMachine:
         self.queue = TransferQueue(device, TransferOptions())
         self.pool = device.host_alloc(host_places * PAGE_BYTES, "pool")
         self.mover = KvMover(device, self.queue, self.region.page, self.pool, PAGE_BYTES, self.compute)
-        self.border = SlotBorder(self.region, cache, 1) if cache else None
+        self.border = SlotBorder(self.region, cache, 1, lambda: None) if cache else None
         self._device = device
         # What belongs to the test is never left out (`dropped_waits`).
         self._patient = getattr(device, "_device", device)

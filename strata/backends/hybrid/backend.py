@@ -227,8 +227,15 @@ class HybridBackend(DeviceOps):
         if experts is None or not region.slots:
             return DeviceKv(self.memory, spec, pages, None)
         least = min(region.slots, experts.router.top_k)
-        border = SlotBorder(region, self.cache, least)
+        border = SlotBorder(region, self.cache, least, self._settle_slots)
         return DeviceKv(self.memory, spec, region.sizes.pages_beside(least), border)
+
+    def _settle_slots(self) -> None:
+        """Between two passes: experts that have arrived, or that the device has done with, may be evicted."""
+        self.memory.queue.poll()
+        self.loader.settle()
+        if self.device.query(self.memory.compute):
+            self.flow.release()
 
     def _make_cache(self) -> ExpertCache:
         experts = self.spec.experts

@@ -12,7 +12,7 @@ from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, tokens
 from tiny_model import moe_spec
 
 from strata.backends.cpu import CpuBackend
-from strata.device.base import Copy, RaceError
+from strata.device.base import Copy, EventError, RaceError
 from strata.device.emulated import EmulatedDevice
 from strata.memory.transfer import Priority
 from strata.memory.transfers import TransferOptions, TransferQueue
@@ -78,6 +78,22 @@ def copied_page(device: Any) -> bool:
     return found is not None and bool(np.abs(found - wanted).max() < 1e-4 * wanted.std())
 
 
+def lent_slots(device: Any) -> bool:
+    """Slots become pages between two passes, of which the first may still be running."""
+    store, cpu, ids = CachedStore(ROUTED), CpuBackend(threads=1, activations="f32"), tokens(5)
+    plain = Plain.make(cpu, store, ROUTED)
+    wanted = [plain.feed([one]) for one in ids]
+    hybrid = make_hybrid(cpu, store, ROUTED, device=device, misses="fetch", slots=6, prefetch=0.0)
+    border = hybrid.kv.border
+    found = []
+    for count, one in enumerate(ids):
+        found.append(hybrid.feed([one], logits=count > 2))
+        border.widen(hybrid.backend.memory.region.pages + 1)
+    hybrid.close()
+    pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None]
+    return all(bool(np.abs(f - w).max() < 1e-4 * w.std()) for f, w in pairs)
+
+
 SCENARIOS = {
     "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
     "guessed": decode(ROUTED, (1,) * 8, misses="cpu", slots=4, prefetch=0.0, speeds=FAST_BUS),
@@ -91,6 +107,7 @@ SCENARIOS = {
     "dense": decode(DENSE, (3, 7, 2, 5), quiet=3),
     "pages at the host": decode(DEEP, (3, 7, 1, 5, 1), quiet=3, kv_tier="host", staged_blocks=3),
     "a page copied at the host": copied_page,
+    "lent slots": lent_slots,
     "both ways": both_ways,
 }
 
@@ -99,7 +116,7 @@ def outcome(name: str, seed: int, dropped: Site | None) -> tuple[bool, SiteDropp
     device = SiteDroppingDevice(EmulatedDevice(TIMED, seed=seed), dropped)
     try:
         return SCENARIOS[name](device), device
-    except (RaceError, AssertionError):
+    except (RaceError, EventError, AssertionError):
         return False, device
 
 
