@@ -1,22 +1,23 @@
 """An engine's steps as a timeline: steps on the host's lane, layers, and ops by the socket that ran them.
 
-On the CPU path the lanes are `host`, `layers` and one `socket N` for each memory node with threads. A
-socket's span ends with the last of its threads, so that one that waits for the other shows as a gap.
+On the CPU path the lanes are `host`, `layers`, one `socket N` for each memory node with threads, and `disk`.
+A socket's span ends with the last of its threads, so that one that waits for the other shows as a gap.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from strata.device.emulated import EmulatedDevice
-from strata.device.timeline import HOST, Timeline, socket_lane
+from strata.device.timeline import DISK, HOST, Timeline, socket_lane
 from strata.engine.engine import StepDone
 from strata.engine.observe import OpCall
 from strata.engine.scheduler import Work
 from strata.plan.plan import Plan
+from strata.store.expert_reader import ReadTotals
 
 LAYERS, STEPS = "layers", "steps"
 MAX_CALLS = 200_000
@@ -26,14 +27,19 @@ MAX_CALLS = 200_000
 class StepTimeline:
     """A sink of `Observer` that writes `path` when it is closed. left_out: steps whose ops were not kept."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        """Writes an empty timeline at once: what cannot be written must not show after an hour."""
+    def __init__(self, path: Path, plan: Plan, reads: Callable[[], ReadTotals] | None = None) -> None:
+        """Writes an empty timeline at once: what cannot be written must not show after an hour.
+
+        reads: what came from the disk so far, for a model larger than memory.
+        """
         self.timeline = Timeline()
         self.left_out = 0
         self._path = path
         self._lanes = [socket_lane(node.node) for node in plan.threads]
         self._origin = time.perf_counter()
         self._steps = self._calls = 0
+        self._reads = reads
+        self._read = reads() if reads else None
         self.timeline.write(path)
 
     def add(self, step: StepDone, calls: Sequence[OpCall]) -> None:
@@ -42,6 +48,7 @@ class StepTimeline:
         details = {"step": self._steps, "requests": len(step.works), "tokens": _tokens(step.works)}
         self._span(HOST, _name(step.works), step.begin, step.end, **details)
         self._span(HOST, "sample", step.computed, step.end)
+        self._disk(step)
         if self._calls + len(calls) > MAX_CALLS:
             self.left_out += 1
             return
@@ -56,6 +63,16 @@ class StepTimeline:
     def close(self) -> None:
         """Write the file."""
         self.timeline.write(self._path)
+
+    def _disk(self, step: StepDone) -> None:
+        """As long as reads ran in this step, drawn from its begin: when exactly they ran is not known."""
+        if self._reads is None or self._read is None:
+            return
+        before, self._read = self._read, self._reads()
+        busy = min(self._read.busy_seconds - before.busy_seconds, step.end - step.begin)
+        count, nbytes = self._read.reads - before.reads, self._read.nbytes - before.nbytes
+        if count:
+            self._span(DISK, f"{count} experts", step.begin, step.begin + busy, bytes=nbytes)
 
     def _call(self, call: OpCall) -> None:
         details = {"shape": call.shape, "layer": call.layer, "bytes": call.bytes, "macs": call.macs}

@@ -62,7 +62,10 @@ def recording(engine: Engine, plan: Plan, files: Files) -> Iterator[None]:
 
 def _timeline(engine: Engine, plan: Plan, path: Path) -> StepTimeline | DeviceTimeline:
     device = getattr(engine.decoder.backend, "device", None)
-    return DeviceTimeline(path, device) if isinstance(device, EmulatedDevice) else StepTimeline(path, plan)
+    if isinstance(device, EmulatedDevice):
+        return DeviceTimeline(path, device)
+    tier = engine.decoder.tier
+    return StepTimeline(path, plan, tier.reads if tier else None)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from strata.core import ExpertId
 from strata.errors import CapacityError, StoreError
 from strata.memory.expert_slots import Claim, Handle
+from strata.store.expert_reader import ReadTotals
 
 if TYPE_CHECKING:
     from strata.memory.expert_host import HostExperts
@@ -40,6 +41,10 @@ class Reader(Protocol):
 
     def finished(self, seconds: float) -> list[tuple[int, StoreError | None]]:
         """Reads that have ended, and how."""
+        ...
+
+    def totals(self) -> ReadTotals:
+        """Sums so far."""
         ...
 
     def close(self) -> None:

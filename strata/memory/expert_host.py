@@ -14,6 +14,7 @@ from strata.memory.experts import ExpertSpace
 from strata.memory.foresight import Foresight
 from strata.memory.heat import Heat
 from strata.memory.policies.base import PolicyFactory
+from strata.store.expert_reader import ReadTotals
 
 MOST_BUFFERS = 8
 """Records that pass through without a slot: as many as the disk reads at once."""
@@ -122,6 +123,10 @@ class HostExperts:
                 del self._loading[read.expert]
             elif read.users == 0:
                 self._give_up(read)
+
+    def reads(self) -> ReadTotals:
+        """What was read from the disk so far, prefetches too."""
+        return self._reader.totals()
 
     def close(self) -> None:
         """Wait for reads that run. Afterwards nothing may be asked for."""

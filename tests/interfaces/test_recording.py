@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import signal
@@ -11,8 +12,14 @@ from typing import Any
 import pytest
 from command_line import finish, start
 
+from strata.config import load_config
+from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Limits
 from strata.engine.engine import Engine, Event
+from strata.engine.load import load_engine
+from strata.interfaces.hardware import remembered_machine
+from strata.interfaces.planning import plan_run
+from strata.interfaces.recording import Files, recording
 from strata.memory.trace import TraceFile
 from strata.memory.trace_format import Outcome
 
@@ -56,6 +63,20 @@ def _inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
         outer["ts"] <= inner["ts"] + 0.002
         and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.002
     )
+
+
+def test_what_comes_from_the_disk_has_a_lane(store: Path, tmp_path: Path) -> None:
+    """A model larger than its memory: reads of each step, with their bytes."""
+    path = tmp_path / "disk.json"
+    plan = plan_run(store, load_config(None, []), remembered_machine())
+    small = dataclasses.replace(plan, host=dataclasses.replace(plan.host, in_memory=4, disk_bytes=1))
+    engine = load_engine(store, small)
+    with recording(engine, small, Files(path)):
+        list(engine.generate(Request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=6))))
+    lanes = spans(path)
+    assert lanes["disk"] and all(span["args"]["bytes"] > 0 for span in lanes["disk"])
+    steps = [span for span in lanes["host"] if span["name"] != "sample"]
+    assert all(any(_inside(read, step) for step in steps) for read in lanes["disk"])
 
 
 def test_a_benchmark_as_a_timeline(strata: Any, store: Path, tmp_path: Path) -> None:

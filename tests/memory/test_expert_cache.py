@@ -206,6 +206,20 @@ def test_inserts_of_a_step_are_bounded() -> None:
     assert cache.statistics.refused == {Refusal.BUDGET: 2}
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_all_layers_get_their_turn_when_inserts_are_few(policy: str) -> None:
+    """With one insert per step and misses in eight layers, eight steps later each layer has had one."""
+    cache = ExpertCache(ExpertSpace((4,) * 8), 8, POLICIES[policy], inserts_per_step=1)
+    for step in range(16):
+        cache.begin_step()
+        for layer in range(8):
+            for handle in cache.acquire(layer, [step % 4]).handles:
+                cache.release(handle)
+        for claim in cache.admit_misses():
+            cache.loaded(claim)
+    assert all(1 <= count <= 3 for count in cache.statistics.layer_inserts), cache.statistics.layer_inserts
+
+
 class Choosy(LruPolicy):
     """Would rather keep whatever is there."""
 
