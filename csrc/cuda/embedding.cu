@@ -37,7 +37,10 @@ DEVICE float number(u32 word, int i, int kind) {
 DEVICE float scale_at(const u8* scales, int group, int bytes) {
     const u8* const place = scales + group * kRows * bytes;
     if (bytes == 4) return *reinterpret_cast<const float*>(place);
-    if (bytes == 2) return to_float(*reinterpret_cast<const f16*>(place));
+    if (bytes == 2) {
+        const f16 scale = *reinterpret_cast<const f16*>(place);
+        return to_float(scale);
+    }
     return __uint_as_float(*place == 0 ? 0x00400000u : static_cast<u32>(*place) << 23);
 }
 

@@ -18,9 +18,12 @@ extern "C" __global__ void __launch_bounds__(kOutputWarps* kWarp)
     for (int i = threadIdx.x % kWarp; i < quads; i += kWarp) {
         const float4 weights = matrix[static_cast<size_t>(output) * quads + i];
 #pragma unroll
-        for (int row = 0; row < kRowsAtOnce; ++row)
-            if (first + row < rows)
-                sums[row] += dot4(weights, x[static_cast<size_t>(first + row) * quads + i]);
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+            if (first + row < rows) {
+                const float4 values = x[static_cast<size_t>(first + row) * quads + i];
+                sums[row] += dot4(weights, values);
+            }
+        }
     }
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {

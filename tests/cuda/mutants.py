@@ -132,6 +132,20 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("router", "", "first + second : first", "first : first"),
     ("router", "", "chosen[i] = scores[expert]", "chosen[i] = choice[expert]"),
     ("router", "", "(i + group) % size", "(i + group) % (size - 1)"),
+    ("head_topk", "", "best.place % kTopThreads ==", "best.place % kWarp =="),
+    ("head_topk", "", "warp < kTopWarps", "warp < kTopWarps - 1"),
+    ("head_topk", "", "span[i] > kNone", "span[i] >= kNone"),
+    ("head_topk", "", "first + i, i", "i, i"),
+    ("head_topk", "", "columns - first)", "columns)"),
+    ("gate", "", "i / 8 * 16", "i / 8 * 8"),
+    ("gate", "", "i >= width", "i > width"),
+    ("copy_heads", "", "* out_head + to", "* out_head + from"),
+    ("copy_heads", "", "i >= heads * size", "i > heads * size"),
+    ("plain_linear", "", "if (first + row < rows) { const", "if (first + row <= rows) { const"),
+    ("plain_linear", "", "output >= outputs", "output > outputs"),
+    ("take_rows", "", "column >= columns", "column > columns"),
+    ("add", "", "i < count", "i <= count"),
+    ("scale_by_sigmoid", "", "column < columns", "column <= columns"),
 ]
 
 

@@ -6,6 +6,7 @@ import cases_attention
 import cases_elements
 import cases_embedding
 import cases_experts
+import cases_head_topk
 import cases_heads
 import cases_linear
 import cases_norm
@@ -27,6 +28,7 @@ ALL = [
     *cases_attention.CASES,
     *cases_heads.CASES,
     *cases_router.CASES,
+    *cases_head_topk.CASES,
 ]
 
 

@@ -140,3 +140,12 @@ def elements(entry: str, columns: int, rows: int) -> LaunchShape:
 def plain_linear(outputs: int, rows: int) -> LaunchShape:
     """Four outputs and eight rows per block."""
     return LaunchShape("plain_linear", "plain_linear", (-(-outputs // 4), -(-rows // 8), 1), 4 * WARP, 0)
+
+
+TOPK_SPAN = 4096
+"""Logits that one block of head_topk looks at."""
+
+
+def head_topk(rows: int, columns: int, span: int = TOPK_SPAN) -> LaunchShape:
+    """Eight warps; a candidate of 12 bytes for each beside the span."""
+    return LaunchShape("head_topk", "head_topk", (-(-columns // span), rows, 1), 256, span * 4 + 8 * 12)
