@@ -41,6 +41,17 @@ SLOW = LinkFigures(bytes_per_s=1e6, latency_s=1e-3, handshake_s=5e-3)
 DEVICE = replace(FIGURES, kernel_latency_s=0.005, h2d=SLOW, d2h=SLOW)
 CONTEXT, PLACES, POOL, RESERVE, CHATS = 64, 10, 24, 2, 5
 EVERY_SECONDS = 20.0
+KINDS = {
+    "chat": 35,
+    "single": 20,
+    "long": 10,
+    "over-long": 5,
+    "empty": 4,
+    "nothing": 3,
+    "endless": 20,
+    "wrong": 5,
+}
+"""How many of a hundred requests are of a kind."""
 PATIENCE = 60
 """Steps within which somebody must get on."""
 
@@ -73,12 +84,15 @@ class Soak:
 
     def run(self, hours: float) -> None:
         """Serve until the device's clock says so, then until everybody has ended."""
+        for kind in KINDS:
+            self._arrive(kind)
         while self.device.now() < hours * 3600:
             while self.device.now() >= self.next_arrival:
                 self.next_arrival += self.rng.expovariate(1 / EVERY_SECONDS)
-                for _ in range(self.rng.choice((1, 1, 2, 6))):
-                    self._arrive()
-            if self.rng.random() < 0.02:
+                count = self.rng.choice((1, 1, 2, 6))
+                for kind in self.rng.choices(list(KINDS), list(KINDS.values()), k=count):
+                    self._arrive(kind)
+            if self.rng.random() < 0.04:
                 self._leave()
             if self.engine.busy:
                 self._step()
@@ -91,11 +105,7 @@ class Soak:
 
     # -- traffic -------------------------------------------------------------------------------------------
 
-    def _arrive(self) -> None:
-        kind = self.rng.choices(
-            ("chat", "single", "long", "over-long", "empty", "nothing", "endless", "wrong"),
-            (35, 20, 10, 5, 4, 3, 20, 5),
-        )[0]
+    def _arrive(self, kind: str) -> None:
         self.counts[kind] += 1
         try:
             request = self._make(kind)
@@ -177,7 +187,7 @@ class Soak:
         room = CONTEXT - len(request.prompt)
         assert len(request.generated) == (room if limit is None else min(limit, room))
         self.counts["ended"] += 1
-        if self.rng.random() < 0.1:
+        if self.counts["ended"] % 8 == 0:
             alone = Request("alone", list(request.prompt), request.sampling)
             assert request.generated == list(self.cpu.generate(alone)), f"{request.request_id}: another text"
             self.counts["compared"] += 1
