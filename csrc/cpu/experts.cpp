@@ -42,6 +42,9 @@ struct Shared {
     bool whole_units;
     float* hidden;
     int hidden_stride;
+    // Null, or f32 [hidden_rows][width]: what down made of every row, where workers take parts of all slots'
+    // row blocks together and y is summed afterwards (spread_down).
+    float* products;
     const Gating& gating;
     const float* x;
     int tokens, width;  // width: of the model
@@ -55,9 +58,9 @@ struct Shared {
 // Work of one block with m tokens relative to reading it: measured for w4g64 in the prototypes.
 double block_cost(int tokens) { return 1.0 + 0.35 * tokens; }
 
-// First gate_up block of worker `worker` of `workers`, counted over all slots; blocks are weighted by cost.
-int64_t split_point(const Shared& s, int worker, int workers) {
-    const int64_t blocks = s.gate_up().blocks, step = s.whole_units ? kUnitBlocks : 1;
+// First block of worker `worker` of `workers`, counted over all slots, which have `blocks` each; blocks are
+// weighted by cost. Within a slot the point is a multiple of `step`.
+int64_t split_point(const Shared& s, int64_t blocks, int64_t step, int worker, int workers) {
     // Not left to the sums below: they round, and the last block of all would be nobody's.
     if (worker == workers) return s.slot_count * blocks;
     double total = 0;
@@ -72,14 +75,21 @@ int64_t split_point(const Shared& s, int worker, int workers) {
     return s.slot_count * blocks;
 }
 
+// The part of worker `worker`, counted over all slots.
+Range split(const Shared& s, const Matrix& matrix, int64_t step, int worker) {
+    const int workers = s.cpu.pool.size();
+    return {split_point(s, matrix.blocks, step, worker, workers),
+            split_point(s, matrix.blocks, step, worker + 1, workers)};
+}
+
 // One thread's part of a call.
 class Worker {
   public:
     Worker(const Shared& shared, int index, Stretch* room)
         : s_(shared),
-          begin_(split_point(shared, index, shared.cpu.pool.size())),
-          end_(split_point(shared, index + 1, shared.cpu.pool.size())),
-          down_(share(shared.down().blocks, index, shared.cpu.pool.size())),
+          gate_up_(split(shared, shared.gate_up(), shared.whole_units ? kUnitBlocks : 1, index)),
+          columns_(share(shared.down().blocks, index, shared.cpu.pool.size())),
+          down_(shared.products != nullptr ? split(shared, shared.down(), 1, index) : columns_),
           index_(index),
           path_(shared.cpu.tuning, room) {}
 
@@ -87,7 +97,9 @@ class Worker {
 
   private:
     template <class Fn>
-    void for_each_run(const Fn& fn) const;
+    void for_each_run(Range part, int64_t blocks, const Fn& fn) const;
+    template <class Fn>
+    void for_each_down(const Fn& fn) const;
     Ahead* plan();
     void fill_inputs();
     Panel gather(const Slot& slot, Range tile) const;
@@ -95,12 +107,18 @@ class Worker {
     void gate_up_unit(const Slot& slot, const Panel& x, Range blocks, float* h, int stride);
     void fill_middles();
     void clear_columns();
-    void down_run(const Slot& slot, Range tile, Range rows);
-    void add_block(const Slot& slot, int64_t block, const float* z, Range tile);
+    void down_run(const Slot& slot, Range tile, Range rows, Range blocks);
+    void keep_block(int64_t block, const float* z, Range rows);
+    void add_columns(const Slot& slot, Range columns, const float* z, int stride, Range tile);
+    void add_products();
+    Range columns_of(Range blocks) const {
+        return {blocks.begin * kRowBlock, std::min<int64_t>(blocks.end * kRowBlock, s_.width)};
+    }
 
     const Shared& s_;
-    const int64_t begin_, end_;  // gate_up blocks, counted over all slots
-    const Range down_;           // row blocks of down, of every slot
+    const Range gate_up_;  // blocks, counted over all slots
+    const Range columns_;  // of y, in row blocks of down
+    const Range down_;     // row blocks of every slot or, with products, counted over all slots
     const int index_;
     WeightPath path_;
     Ahead* ahead_ = nullptr;
@@ -108,25 +126,32 @@ class Worker {
     float h_[kMaxTile * kUnitCols];
 };
 
-// fn(slot, blocks) for the worker's part of every slot's gate_up.
+// fn(slot, blocks) for every slot that `part` touches; it is counted over all slots of `blocks` each.
 template <class Fn>
-void Worker::for_each_run(const Fn& fn) const {
-    const int64_t blocks = s_.gate_up().blocks;
-    for (int64_t at = begin_; at < end_;) {
-        const int64_t first = at % blocks, last = std::min(blocks, first + end_ - at);
+void Worker::for_each_run(Range part, int64_t blocks, const Fn& fn) const {
+    for (int64_t at = part.begin; at < part.end;) {
+        const int64_t first = at % blocks, last = std::min(blocks, first + part.end - at);
         fn(s_.slots[at / blocks], Range{first, last});
         at += last - first;
     }
 }
 
+// fn(slot, blocks) for the worker's part of down.
+template <class Fn>
+void Worker::for_each_down(const Fn& fn) const {
+    if (s_.products != nullptr) return for_each_run(down_, s_.down().blocks, fn);
+    for (int i = 0; i < s_.slot_count; i++) fn(s_.slots[i], down_);
+}
+
 Ahead* Worker::plan() {
-    for_each_run([&](const Slot& slot, Range blocks) {
+    for_each_run(gate_up_, s_.gate_up().blocks, [&](const Slot& slot, Range blocks) {
         for (int i = 0; i < slot.tiles(s_.tile).count; i++)
             path_.add(slot.slice->gate_up, blocks.begin, blocks.end);
     });
-    for (int i = 0; i < s_.slot_count; i++)
-        for (int tile = 0; tile < s_.slots[i].tiles(s_.tile).count; tile++)
-            path_.add(s_.slots[i].slice->down, down_.begin, down_.end);
+    for_each_down([&](const Slot& slot, Range blocks) {
+        for (int i = 0; i < slot.tiles(s_.tile).count; i++)
+            path_.add(slot.slice->down, blocks.begin, blocks.end);
+    });
     return path_.start();
 }
 
@@ -195,31 +220,53 @@ void Worker::fill_middles() {
 }
 
 void Worker::clear_columns() {
-    const int64_t from = down_.begin * kRowBlock, to = std::min<int64_t>(down_.end * kRowBlock, s_.width);
+    const Range columns = columns_of(columns_);
     for (int64_t t = 0, rows = s_.apart ? s_.hidden_rows : s_.tokens; t < rows; t++)
-        std::fill(s_.y + t * s_.width + from, s_.y + t * s_.width + to, 0.0f);
+        std::fill(s_.y + t * s_.width + columns.begin, s_.y + t * s_.width + columns.end, 0.0f);
 }
 
-// y[token] += weight * (z + bias) for one block of 16 output columns.
-void Worker::add_block(const Slot& slot, int64_t block, const float* z, Range tile) {
-    const int column = static_cast<int>(block) * kRowBlock, columns = std::min(kRowBlock, s_.width - column);
+// y[token] += weight * (z + bias) for some output columns; z: f32 [tokens of the tile][stride].
+void Worker::add_columns(const Slot& slot, Range columns, const float* z, int stride, Range tile) {
+    const int first = static_cast<int>(columns.begin), count = static_cast<int>(columns.end - columns.begin);
     const float* bias = slot.slice->down_bias;
-    for (int64_t t = tile.begin; t < tile.end; t++, z += kRowBlock) {
+    for (int64_t t = tile.begin; t < tile.end; t++, z += stride) {
         const int64_t row = s_.apart ? slot.first_row + t : slot.work->tokens[t];
-        float* y = s_.y + row * s_.width + column;
+        float* y = s_.y + row * s_.width + first;
         const float weight = slot.work->weights[t];
-        for (int r = 0; r < columns; r++) y[r] += weight * (bias != nullptr ? z[r] + bias[column + r] : z[r]);
+        for (int r = 0; r < count; r++) y[r] += weight * (bias != nullptr ? z[r] + bias[first + r] : z[r]);
     }
 }
 
-void Worker::down_run(const Slot& slot, Range tile, Range rows) {
+void Worker::keep_block(int64_t block, const float* z, Range rows) {
+    const Range columns = columns_of({block, block + 1});
+    for (int64_t row = rows.begin; row < rows.end; row++, z += kRowBlock)
+        std::copy_n(z, columns.end - columns.begin, s_.products + row * s_.width + columns.begin);
+}
+
+void Worker::add_products() {
+    const Range columns = columns_of(columns_);
+    if (columns.begin >= columns.end) return;
+    for (int i = 0; i < s_.slot_count; i++) {
+        const Slot& slot = s_.slots[i];
+        add_columns(slot, columns, s_.products + slot.first_row * s_.width + columns.begin, s_.width,
+                    {0, slot.work->count});
+    }
+}
+
+void Worker::down_run(const Slot& slot, Range tile, Range rows, Range blocks) {
     const Matrix& matrix = slot.slice->down;
     const Panel x = s_.middles.panel(rows);
-    for (int64_t b = down_.begin; b < down_.end; b += kMostBlocks) {
-        const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, down_.end - b));
+    for (int64_t b = blocks.begin; b < blocks.end; b += kMostBlocks) {
+        const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, blocks.end - b));
         s_.middles.form.dot()(
             {&matrix, matrix.block(static_cast<int>(b)), count, x.at, x.rows, x.rows, z_, ahead_});
-        for (int i = 0; i < count; i++) add_block(slot, b + i, z_ + i * x.rows * kRowBlock, tile);
+        for (int64_t i = b; i < b + count; i++) {
+            const float* z = z_ + (i - b) * x.rows * kRowBlock;
+            if (s_.products != nullptr)
+                keep_block(i, z, rows);
+            else
+                add_columns(slot, columns_of({i, i + 1}), z, kRowBlock, tile);
+        }
     }
 }
 
@@ -227,7 +274,7 @@ void Worker::run() {
     ahead_ = plan();
     fill_inputs();
     s_.cpu.pool.barrier();
-    for_each_run([&](const Slot& slot, Range blocks) {
+    for_each_run(gate_up_, s_.gate_up().blocks, [&](const Slot& slot, Range blocks) {
         const TokenTiles tiles = slot.tiles(s_.tile);
         for (int i = 0; i < tiles.count; i++) gate_up_run(slot, tiles.at(i), slot.rows(tiles, i), blocks);
     });
@@ -237,11 +284,13 @@ void Worker::run() {
         fill_middles();
         s_.cpu.pool.barrier();
     }
-    for (int i = 0; i < s_.slot_count; i++) {
-        const TokenTiles tiles = s_.slots[i].tiles(s_.tile);
-        for (int tile = 0; tile < tiles.count; tile++)
-            down_run(s_.slots[i], tiles.at(tile), s_.slots[i].rows(tiles, tile));
-    }
+    for_each_down([&](const Slot& slot, Range blocks) {
+        const TokenTiles tiles = slot.tiles(s_.tile);
+        for (int i = 0; i < tiles.count; i++) down_run(slot, tiles.at(i), slot.rows(tiles, i), blocks);
+    });
+    if (s_.products == nullptr) return;
+    s_.cpu.pool.barrier();
+    add_products();
 }
 
 Slot* make_slots(Cpu& cpu, const ExpertWork* experts, int expert_count, int slice_count, int64_t* rows) {
@@ -260,6 +309,16 @@ Slot* make_slots(Cpu& cpu, const ExpertWork* experts, int expert_count, int slic
 // most.
 bool split_by_units(int slot_count, const Matrix& down, int workers) {
     return static_cast<int64_t>(slot_count) * down.units >= int64_t{16} * workers;
+}
+
+// Whether row blocks of down are to be split over all slots together: each slot's apart would leave a worker
+// with over 1/16 more to read, and keeping what they make costs little, for rows are few. 40 workers and
+// eight slots of 2048 rows, which is one token of Qwen3-30B-A3B: 32 row blocks at most instead of 26 of 25.6.
+bool spread_down(int64_t rows, int slot_count, const Matrix& down, int workers) {
+    constexpr int kFewRows = 4;
+    const auto most = [&](int64_t blocks) { return (blocks + workers - 1) / workers; };
+    return rows <= int64_t{kFewRows} * slot_count &&
+           16 * slot_count * most(down.blocks) > 17 * most(int64_t{slot_count} * down.blocks);
 }
 
 }  // namespace
@@ -285,8 +344,10 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
     const int stride = first.down.padded_cols();
     float* gated = whole_units ? nullptr : cpu.arena.take<float>(rows * stride);
     const bool apart = output_rows == OutputRows::kApart;
-    const Shared shared{cpu,   slots,  slot_count, rows, tile,   inputs, gathered, middles, whole_units,
-                        gated, stride, gating,     x,    tokens, hidden, y,        apart};
+    float* products =
+        spread_down(rows, slot_count, first.down, workers) ? cpu.arena.take<float>(rows * hidden) : nullptr;
+    const Shared shared{cpu,   slots,  slot_count, rows,   tile, inputs, gathered, middles, whole_units,
+                        gated, stride, products,   gating, x,    tokens, hidden,   y,       apart};
     Stretch* room = cpu.arena.take<Stretch>(static_cast<size_t>(workers) * 2 * tile_count);
     cpu.pool.run([&](int worker) { Worker(shared, worker, room + worker * 2 * tile_count).run(); });
 }

@@ -14,13 +14,12 @@ constexpr int kStepsPerRound = unsigned_steps(kLargestWeight);
 
 STRATA_INLINE void round_of_sums(Ints (&sum)[kChains], Ints w, Ints& x) {
     Ints part[kChains];
-    for (int c = 0; c < kChains; c++) part[c] = begin_unsigned(sum[c]);
 #pragma GCC unroll 16
     for (int step = 0; step < kStepsPerRound; step++) {
 #pragma GCC unroll 16
         for (int c = 0; c < kChains; c++) {
             x = keep(x);  // or the compiler would multiply only once
-            part[c] = mac_unsigned(part[c], w, x);
+            part[c] = step == 0 ? begin_unsigned(sum[c], w, x) : mac_unsigned(part[c], w, x);
         }
     }
     for (int c = 0; c < kChains; c++) sum[c] = flush_unsigned(sum[c], part[c]);

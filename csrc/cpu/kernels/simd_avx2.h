@@ -63,15 +63,17 @@ STRATA_INLINE Ints broadcast4(const int8_t* p) {
 }
 
 // Products of unsigned weight bytes and signed activation bytes. `part` sums pairs in 16 bits, which holds
-// 32767 / (2 * 127 * largest weight) steps; flush widens it into the 32-bit sums of four columns it was begun
-// for. keep() makes GCC finish one token before the next: left alone it interleaves them and spills a tile
-// (69 -> 93 GMAC/s).
+// 32767 / (2 * 127 * largest weight) steps, the first of which is begin's; flush widens it into the 32-bit
+// sums of four columns. keep() makes GCC finish one token before the next: left alone it interleaves them and
+// spills a tile (69 -> 93 GMAC/s). The first step needs no keep, which would cost a move.
 STRATA_INLINE Ints keep(Ints x) {
     __asm__("" : "+x"(x.a), "+x"(x.b));
     return x;
 }
 constexpr int unsigned_steps(int largest_weight) { return largest_weight > 16 ? 4 : 8; }
-STRATA_INLINE Ints begin_unsigned(Ints) { return set_ints(0); }
+STRATA_INLINE Ints begin_unsigned(Ints, Ints w, Ints x) {
+    return {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)};
+}
 STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) {
     return keep({_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, x.a)),
                  _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, x.b))});
@@ -83,7 +85,6 @@ STRATA_INLINE Ints flush_unsigned(Ints sum, Ints part) {
 }
 // The same for int8 weights: a pair may reach 2 * 128 * 127, so it is widened at once.
 STRATA_INLINE Ints prepare_signed(Ints w) { return w; }
-STRATA_INLINE Ints begin_signed(Ints sum) { return sum; }
 STRATA_INLINE __m256i mac_signed(__m256i part, __m256i w, __m256i x) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     return _mm256_add_epi32(part, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -91,6 +92,7 @@ STRATA_INLINE __m256i mac_signed(__m256i part, __m256i w, __m256i x) {
 STRATA_INLINE Ints mac_signed(Ints part, Ints w, Ints x) {
     return keep({mac_signed(part.a, w.a, x.a), mac_signed(part.b, w.b, x.b)});
 }
+STRATA_INLINE Ints begin_signed(Ints sum, Ints w, Ints x) { return mac_signed(sum, w, x); }
 STRATA_INLINE Ints flush_signed(Ints, Ints part) { return part; }
 
 STRATA_INLINE Floats load_floats(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

@@ -51,12 +51,12 @@ STRATA_INLINE Ints keep(Ints x) {
 
 // Products of unsigned weight bytes and signed activation bytes, summed in 32 bits: no limit on the steps.
 constexpr int unsigned_steps(int) { return 8; }
-STRATA_INLINE Ints begin_unsigned(Ints sum) { return sum; }
 STRATA_INLINE Ints mac_unsigned(Ints part, Ints w, Ints x) { return {_mm512_dpbusd_epi32(part.v, w.v, x.v)}; }
+STRATA_INLINE Ints begin_unsigned(Ints sum, Ints w, Ints x) { return mac_unsigned(sum, w, x); }
 STRATA_INLINE Ints flush_unsigned(Ints, Ints part) { return part; }
 STRATA_INLINE Ints prepare_signed(Ints w) { return {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))}; }
-STRATA_INLINE Ints begin_signed(Ints sum) { return sum; }
 STRATA_INLINE Ints mac_signed(Ints part, Ints w, Ints x) { return mac_unsigned(part, w, x); }
+STRATA_INLINE Ints begin_signed(Ints sum, Ints w, Ints x) { return mac_unsigned(sum, w, x); }
 STRATA_INLINE Ints flush_signed(Ints sum, Ints part) { return flush_unsigned(sum, part); }
 
 STRATA_INLINE Floats load_floats(const float* p) { return {_mm512_loadu_ps(p)}; }

@@ -28,18 +28,32 @@ struct Traits {
     using Kind = SpanKind<activation_span(kFormat), kFormat.minimum, Decode::kSigned, Decode::kPartSteps>;
 };
 
+template <class Kind>
+STRATA_INLINE Ints begin(Ints sum, Ints w, Ints x) {
+    return Kind::kSigned ? begin_signed(sum, w, x) : begin_unsigned(sum, w, x);
+}
+template <class Kind>
+STRATA_INLINE Ints mac(Ints part, Ints w, Ints x) {
+    return Kind::kSigned ? mac_signed(part, w, x) : mac_unsigned(part, w, x);
+}
+template <class Kind>
+STRATA_INLINE Ints flush(Ints sum, Ints part) {
+    return Kind::kSigned ? flush_signed(sum, part) : flush_unsigned(sum, part);
+}
+
+// What the integer sums of a span begin with.
+template <class Kind>
+STRATA_INLINE Ints span_start(const QuantUnit& x, int span) {
+    return set_ints(Kind::kMinimum ? 0 : x.totals[span].start);
+}
+
 // Sums of span `span` for B row blocks and T tokens. source[b].step(i) are the bytes of step i of a block.
 template <class Kind, class Source, int B, int T>
 STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int span, Ints (&sum)[B][T]) {
-    for (int b = 0; b < B; b++)
-        for (int t = 0; t < T; t++) sum[b][t] = set_ints(Kind::kMinimum ? 0 : x[t].totals[span].start);
+    const int start = span * Kind::kSpanSteps, end = start + Kind::kSpanSteps;
 #pragma GCC unroll 4
-    for (int first = span * Kind::kSpanSteps; first < (span + 1) * Kind::kSpanSteps;
-         first += Kind::kPartSteps) {
+    for (int first = start; first < end; first += Kind::kPartSteps) {
         Ints part[B][T];
-        for (int b = 0; b < B; b++)
-            for (int t = 0; t < T; t++)
-                part[b][t] = Kind::kSigned ? begin_signed(sum[b][t]) : begin_unsigned(sum[b][t]);
 #pragma GCC unroll 8
         for (int step = first; step < first + Kind::kPartSteps; step++) {
             Ints w[B];
@@ -48,14 +62,16 @@ STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int s
             for (int t = 0; t < T; t++) {
                 const Ints four = broadcast4(x[t].codes + step * kStepCols);
                 for (int b = 0; b < B; b++)
-                    part[b][t] = Kind::kSigned ? mac_signed(part[b][t], w[b], four)
-                                               : mac_unsigned(part[b][t], w[b], four);
+                    part[b][t] = step == start   ? begin<Kind>(span_start<Kind>(x[t], span), w[b], four)
+                                 : step == first ? begin<Kind>(sum[b][t], w[b], four)
+                                                 : mac<Kind>(part[b][t], w[b], four);
             }
         }
-        for (int b = 0; b < B; b++)
-            for (int t = 0; t < T; t++)
-                sum[b][t] = Kind::kSigned ? flush_signed(sum[b][t], part[b][t])
-                                          : flush_unsigned(sum[b][t], part[b][t]);
+        // What a sum begins with is loaded again where it was not needed before: kept, it would be spilled.
+        for (int t = 0; t < T; t++)
+            for (int b = 0; b < B; b++)
+                sum[b][t] =
+                    flush<Kind>(first == start ? span_start<Kind>(x[t], span) : sum[b][t], part[b][t]);
     }
 }
 
