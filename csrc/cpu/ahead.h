@@ -1,5 +1,6 @@
 // Prefetching in the order of the work: while weights are computed, as many bytes are asked for some way
-// ahead of them. Every line: the hardware's own prefetchers stop at the end of a page.
+// ahead of them, into the second cache. Every line: the hardware's own prefetchers stop at the end of a page.
+// Hint and distance are fixed: docs/performance.md has what others gave.
 #pragma once
 
 #include <immintrin.h>
@@ -11,9 +12,6 @@
 
 namespace strata::cpu {
 
-// Which cache a software prefetch is to bring a line into.
-enum class Hint : int { kNone, kT0, kT1, kT2, kNta };
-
 // Bytes of weights that lie together.
 struct Stretch {
     const uint8_t* at;
@@ -23,7 +21,6 @@ struct Stretch {
 // How far one worker has asked for the weights of its work. A kernel that passes over n bytes asks for the
 // next n bytes. Compiled into every instruction set, hence no symbols of its own.
 struct Ahead {
-    Hint hint;
     const Stretch* stretch;  // the one that `at` lies in
     const Stretch* last;     // one past the last stretch
     const uint8_t* at;
@@ -44,24 +41,8 @@ struct Ahead {
   private:
     static constexpr size_t kLine = 64;
 
-    template <_mm_hint kHint>
-    STRATA_ALWAYS_INLINE static void ask_for(const uint8_t* from, const uint8_t* to) {
-        for (; from < to; from += kLine) _mm_prefetch(reinterpret_cast<const char*>(from), kHint);
-    }
-
-    STRATA_ALWAYS_INLINE void ask(const uint8_t* from, const uint8_t* to) const {
-        switch (hint) {
-            case Hint::kT0:
-                return ask_for<_MM_HINT_T0>(from, to);
-            case Hint::kT1:
-                return ask_for<_MM_HINT_T1>(from, to);
-            case Hint::kT2:
-                return ask_for<_MM_HINT_T2>(from, to);
-            case Hint::kNta:
-                return ask_for<_MM_HINT_NTA>(from, to);
-            case Hint::kNone:
-                return;
-        }
+    STRATA_ALWAYS_INLINE static void ask(const uint8_t* from, const uint8_t* to) {
+        for (; from < to; from += kLine) _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T1);
     }
 };
 

@@ -11,13 +11,6 @@
 
 namespace strata::cpu {
 
-// How weights are prefetched: which cache they are brought into, how many bytes ahead of their use.
-struct Tuning {
-    // 17 KB were enough on Zen 4.
-    size_t distance = 32 * 1024;
-    Hint hint = Hint::kT1;
-};
-
 struct Cpu {
     Cpu(const std::vector<int>& cpus, bool bind, int64_t spin_ns, const Kernels& kernels)
         : kernels(kernels), pool(cpus, bind, spin_ns) {}
@@ -26,7 +19,6 @@ struct Cpu {
     ThreadPool pool;
     Arena arena;
     OpClock clock;
-    Tuning tuning;
     std::mutex busy;
 };
 

@@ -91,7 +91,7 @@ class Worker {
           columns_(share(shared.down().blocks, index, shared.cpu.pool.size())),
           down_(shared.products != nullptr ? split(shared, shared.down(), 1, index) : columns_),
           index_(index),
-          path_(shared.cpu.tuning, room) {}
+          path_(room) {}
 
     void run();
 

@@ -61,7 +61,7 @@ void multiply(const Shared& s, const Panel& panel, Range tokens, Range blocks, A
 void work(const Shared& s, const float* x, int tokens, Stretch* room, int worker) {
     const int workers = s.cpu.pool.size();
     const Range blocks = share(s.matrix.blocks, worker, workers);
-    WeightPath path(s.cpu.tuning, room);
+    WeightPath path(room);
     for (int i = 0; i < s.tiles.count; i++) path.add(s.matrix, blocks.begin, blocks.end);
     Ahead* ahead = path.start();
     fill_inputs(s, x, share(tokens, worker, workers));

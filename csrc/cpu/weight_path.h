@@ -8,8 +8,7 @@ namespace strata::cpu {
 class WeightPath {
   public:
     // room: for as many stretches as will be added.
-    WeightPath(const Tuning& tuning, Stretch* room)
-        : distance_(tuning.distance), first_(room), ahead_{tuning.hint, room, room, nullptr, 0} {}
+    explicit WeightPath(Stretch* room) : first_(room), ahead_{room, room, nullptr, 0} {}
 
     // Row blocks [begin, end) come next.
     void add(const Matrix& matrix, int64_t begin, int64_t end);
@@ -18,7 +17,6 @@ class WeightPath {
     Ahead* start();
 
   private:
-    const size_t distance_;
     Stretch* const first_;
     Ahead ahead_;
     Stretch* end_ = first_;
