@@ -93,7 +93,8 @@ class Request:
     `tokens` holds prompt and generated ids; positions [0, computed) are already in the KV pages, and the
     first `shared` of them were there before: another request had the same beginning.
     logit_bias: added to the logits of these ids before anything else. logprobs: how many alternatives are
-    reported with each token's log-probability; None: no log-probabilities.
+    reported with each token's log-probability; None: no log-probabilities. scored: also those of the prompt's
+    tokens but the first, which `scores` then holds when the first event comes; nothing is shared then.
     """
 
     request_id: str
@@ -102,6 +103,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    scored: bool = False
+    scores: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     shared: int = 0

@@ -114,7 +114,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use", remedy="choose another")
         self.check(request)
-        if request.sampling.max_tokens == 0:
+        if request.sampling.max_tokens == 0 and not request.scored:
             request.finish_reason = FinishReason.LENGTH
             return
         self.scheduler.add(request)
@@ -141,8 +141,13 @@ class Engine:
         except Exception as error:
             return [self._fail(work.request, error) for work in works]
         computed = time.perf_counter()
-        completed = [work.request for work in works if work.completes]
-        events = [self._advance(request, row) for request, row in zip(completed, logits, strict=True)]
+        events = []
+        for work in works:
+            rows, logits = logits[: work.logit_count], logits[work.logit_count :]
+            if work.request.scored and work.is_prefill:
+                self._score(work, rows)
+            if work.completes:
+                events.append(self._advance(work.request, rows[-1]))
         self._measure(StepDone(works, begin, computed, time.perf_counter()))
         return events
 
@@ -207,6 +212,9 @@ class Engine:
 
         What fails here is the request's own (its logits, its bias, its grammar): the others go on.
         """
+        if request.sampling.max_tokens == 0:  # it was only scored
+            self._finish(request, FinishReason.LENGTH)
+            return Event(request, None)
         try:
             token = self._samplers[request.request_id].sample(logits, request.tokens)
             logprob = self._logprob(request, logits, token)
@@ -219,6 +227,13 @@ class Engine:
         if len(request.tokens) >= self.scheduler.worst_case(request):
             self._finish(request, FinishReason.LENGTH)
         return Event(request, token, logprob)
+
+    def _score(self, work: Work, logits: NDArray[np.float32]) -> None:
+        """What the model gave the prompt's tokens that follow each of the work's."""
+        request, known = work.request, self.options.valid_tokens
+        following = request.prompt[work.start + 1 : work.start + 1 + work.count]
+        for row, token in zip(logits, following, strict=False):  # nothing of the prompt follows its last
+            request.scores.append(token_logprob(row[:known], min(token, known - 1), request.logprobs or 0))
 
     def _logprob(self, request: Request, logits: NDArray[np.float32], token: int) -> TokenLogprob | None:
         if request.logprobs is None:

@@ -21,7 +21,7 @@ class Executor:
         self.cache = cache
 
     def run(self, works: List[Work]) -> NDArray[np.float32]:
-        """Compute the works' tokens; logits f32 `[n, vocab]` of those that complete, in order.
+        """Compute the works' tokens; logits f32 `[n, vocab]`: `logit_count` rows of each work, in order.
 
         Afterwards the tokens are in the KV pages and `computed` of each request says so.
         """
@@ -48,8 +48,7 @@ def build_batch(works: List[Work]) -> Batch:
         sequences.append(Sequence(len(token_ids), work.count, work.start, _int32(work.table)))
         token_ids += request.tokens[work.start : stop]
         positions += range(work.start, stop)
-        if work.completes:
-            logit_rows.append(len(token_ids) - 1)
+        logit_rows += range(len(token_ids) - work.logit_count, len(token_ids))
     return Batch(_int32(token_ids), _int32(positions), tuple(sequences), _int32(logit_rows))
 
 

@@ -11,6 +11,9 @@ from strata.core import FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.kv_pages import KvPages, PageCopy
 
+SCORED_ROWS = 64
+"""Prompt tokens of a scored request per step: their logits over 151,936 tokens are 39 MB."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -32,6 +35,11 @@ class Work:
     def is_prefill(self) -> bool:
         """Whether prompt tokens are computed."""
         return self.start < len(self.request.prompt)
+
+    @property
+    def logit_count(self) -> int:
+        """The last rows of the work whose logits are wanted: all where the prompt is scored."""
+        return self.count if self.request.scored and self.is_prefill else int(self.completes)
 
 
 class Placement(Protocol):
@@ -233,4 +241,6 @@ class Scheduler:
 def _next_count(request: Request, budget: int) -> int:
     """Uncomputed tokens of a request that come next: all, but prompt tokens at most `budget`."""
     remaining = len(request.tokens) - request.computed
+    if request.scored:
+        budget = min(budget, SCORED_ROWS)
     return min(remaining, budget) if request.computed < len(request.prompt) else remaining

@@ -49,7 +49,7 @@ class ChatTemplate:
     ) -> None:
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters; {MAX_SOURCE} are allowed")
-        self._source = source
+        self.source = source
         self._special = dict(special_tokens or {})
         self._environment = TemplateEnvironment(limits or Limits(), now)
         self._now = now
@@ -100,7 +100,7 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: dict[str, Any]
     ) -> tuple[str, list[Message], Any, dict[str, Any]]:
         """The text and the inputs that gave it. Later variants are only tried when the template refuses."""
-        clean = shapes.normalised(messages, knows_developer="developer" in self._source)
+        clean = shapes.normalised(messages, knows_developer="developer" in self.source)
         if any("tool_calls" in message for message in clean):
             clean = shapes.in_style(clean, self._call_style)
         first_error: TemplateError | None = None
@@ -283,6 +283,25 @@ class ChatFormat:
         return self._template(tools).render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
+
+    @cached_property
+    def sources(self) -> str:
+        """The text of all templates: it shows what the model's calls and reasoning look like."""
+        return "\n".join(template.source for template in self._templates.values())
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the model gets to see tools at all; a template may leave them out."""
+        function = {
+            "name": "probe_tool",
+            "description": "probe",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        tools = [{"type": "function", "function": function}]
+        try:
+            return "probe_tool" in self.render([{"role": "user", "content": "probe"}], tools=tools)
+        except TemplateError:
+            return False
 
     def _template(self, tools: Any) -> ChatTemplate:
         if tools and "tool_use" in self._templates:

@@ -160,7 +160,8 @@ class KvPages:
         self._unpublish(page)
 
     def _match(self, request: Request) -> Match:
-        return self._tree.match(request.tokens[:-1]) if self.share else Match()
+        # A scored prompt needs the logits of all its tokens.
+        return self._tree.match(request.tokens[:-1]) if self.share and not request.scored else Match()
 
     def _needed(self, tokens: int, match: Match) -> int:
         """Free pages that a request with this match takes away from others."""

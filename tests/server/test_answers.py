@@ -264,6 +264,51 @@ def test_echo(demo: Harness, stream: bool) -> None:
     assert got == prompt + plain
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [1, 0])
+def test_scoring(demo: Harness, stream: bool, count: int) -> None:
+    """case-27: echo with logprobs gives the prompt's own log-probabilities, the first of which nobody knows.
+
+    They are what the model gives the same tokens when it writes them.
+    """
+    prompt = "What is the capital of France? The capital of France is"
+    more = text(demo, prompt=prompt, logprobs=0, max_tokens=4)["choices"][0]["logprobs"]
+    ids = demo.post("/tokenize", {"content": prompt}).json["tokens"]
+    following = demo.post("/tokenize", {"content": "".join(more["tokens"])}).json["tokens"]
+    asked: dict[str, Any] = {"prompt": [ids + following], "logprobs": 1, "echo": True, "max_tokens": count}
+    if stream:
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        written = ""
+        for event in text_events(demo, **asked):
+            written += event["choices"][0]["text"]
+            for name, values in event["choices"][0]["logprobs"].items():
+                lists[name] += values
+    else:
+        choice = text(demo, **asked)["choices"][0]
+        lists, written = choice["logprobs"], choice["text"]
+        assert choice["finish_reason"] == "length"
+    assert "".join(lists["tokens"]) == written and written.startswith(prompt)
+    assert len(lists["tokens"]) == len(ids) + len(following) + count
+    assert lists["token_logprobs"][0] is None and lists["top_logprobs"][0] is None
+    scores = lists["token_logprobs"][len(ids) : len(ids) + len(following)]
+    assert scores == more["token_logprobs"]
+
+
+def test_the_scoring_clients_body(demo: Harness, cases: Path) -> None:
+    """As lm-eval sends it; the ids are another model's, folded into this vocabulary."""
+    body = json.loads((cases / "api" / "lm_eval_shape.json").read_text())["body"]
+    assert demo.post(TEXT, body).status == 400
+    body["prompt"] = [[index % 4000 for index in body["prompt"][0]]]
+    for _ in range(2):  # the second time its pages could be shared
+        lists = text(demo, **body)["choices"][0]["logprobs"]
+        assert len(lists["tokens"]) == len(body["prompt"][0]) + 1 and all(lists["token_logprobs"][1:])
+
+
 # The rest
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_harness import CHAT, TEXT, Harness, Script, hello
+from server_harness import CHAT, TEXT, Harness, Script, hello, load
+
+from strata.interfaces.bundled import model_path
+from strata.interfaces.server import replies
 
 
 def completed(server: Harness, path: str, **changes: Any) -> tuple[str, str]:
@@ -132,3 +138,126 @@ def test_prompts_around_the_context(tiny: Harness, stream: bool) -> None:
 def test_a_prompt_of_ids_beyond_the_context(tiny: Harness) -> None:
     reply = tiny.post(TEXT, {"prompt": [[1] * 256]})
     assert reply.status == 400 and reply.error["code"] == "context_length_exceeded"
+
+
+# Reasoning and tools, through a server whose template knows both
+
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{# <tool_call> <think> </think> #}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n{% if thinking %}<think>\n{% endif %}"
+)
+FUNCTION = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tools_server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    file = tmp_path_factory.mktemp("template") / "t.jinja"
+    file.write_text(TEMPLATE)
+    server = Harness(lambda: load(tiny_store, chat_template=file, model_context=256), warm_up=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def speaking(tools_server: Harness) -> Iterator[Script]:
+    assert tools_server.thread.model is not None
+    script = Script(tools_server.thread.model)
+    yield script
+    tools_server.idle()
+    script.stop()
+
+
+def message(server: Harness, **changes: Any) -> tuple[dict[str, Any], str]:
+    """The answer's message, which a stream's deltas must add up to."""
+    body = hello(max_tokens=200, **changes)
+    reply = server.post(CHAT, body)
+    assert reply.status == 200, reply.body
+    replies.ChatReply.model_validate(reply.json)
+    whole = reply.json["choices"][0]
+    together: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
+    for event in server.post(CHAT, {**body, "stream": True}).events:
+        replies.ChatChunk.model_validate(event)
+        delta = event["choices"][0]["delta"]
+        together["content"] += delta.get("content", "")
+        together["reasoning_content"] += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                together["tool_calls"].append({"id": "", "type": call["type"], "function": call["function"]})
+            else:
+                together["tool_calls"][call["index"]]["function"]["arguments"] += call["function"][
+                    "arguments"
+                ]
+        reason = event["choices"][0]["finish_reason"]
+    assert reason == whole["finish_reason"]
+    seen = whole["message"]
+    calls = [{**call, "id": ""} for call in seen.get("tool_calls", [])]
+    assert together["tool_calls"] == calls and together["content"] == (seen["content"] or "")
+    assert together["reasoning_content"] == seen.get("reasoning_content", "")
+    return seen, reason
+
+
+def test_a_tool_is_called(tools_server: Harness, speaking: Script) -> None:
+    speaking.say("I add.\n" + CALL)
+    answer, reason = message(tools_server, tools=TOOLS)
+    assert reason == "tool_calls" and answer["content"] == "I add."
+    assert [call["function"] for call in answer["tool_calls"]] == [{"name": "add", "arguments": '{"a": 2}'}]
+    speaking.say(CALL)
+    assert message(tools_server, tools=TOOLS)[0]["content"] is None
+
+
+def test_one_call_at_a_time(tools_server: Harness, speaking: Script) -> None:
+    speaking.say(CALL + "\n" + CALL)
+    assert len(message(tools_server, tools=TOOLS)[0]["tool_calls"]) == 2
+    answer, reason = message(tools_server, tools=TOOLS, parallel_tool_calls=False)
+    assert len(answer["tool_calls"]) == 1 and reason == "tool_calls"
+
+
+def test_tools_that_must_not_be_called(tools_server: Harness, speaking: Script) -> None:
+    """They are not even shown."""
+    speaking.say(CALL)
+    answer, reason = message(tools_server, tools=TOOLS, tool_choice="none")
+    assert answer["content"] == CALL and reason == "stop"
+    counts = [
+        tools_server.post(CHAT, hello(tools=TOOLS, tool_choice=choice)).json["usage"]["prompt_tokens"]
+        for choice in ("none", "auto")
+    ]
+    assert counts[0] == tools_server.post(CHAT, hello()).json["usage"]["prompt_tokens"] < counts[1]
+
+
+def test_a_call_that_the_limit_cuts_off(tools_server: Harness, speaking: Script) -> None:
+    speaking.say(CALL)
+    reply = tools_server.post(CHAT, hello(tools=TOOLS, max_tokens=50)).json["choices"][0]
+    assert reply["finish_reason"] == "length"
+
+
+def test_reasoning_is_apart(tools_server: Harness, speaking: Script) -> None:
+    speaking.say("<think>\nHm.\n</think>\n\nYes.")
+    expected = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert message(tools_server) == (expected, "stop")
+    speaking.say("Hm.\n</think>\n\nYes.")
+    assert message(tools_server, chat_template_kwargs={"thinking": True}) == (expected, "stop")
+
+
+def test_an_agents_next_turn(cases: Path, tmp_path: Path) -> None:
+    """`content: null` beside a call with arguments as text, then the tool's result."""
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    server = Harness(lambda: load(model_path("demo"), chat_template=tmp_path / "t.jinja"), warm_up=False)
+    case = json.loads((cases / "api" / "agent_turn_null_content.json").read_text())
+    reply = server.post(CHAT, {**case["body"], "max_tokens": 8})
+    server.close()
+    assert "x-ignored-parameters" not in reply.headers
+    assert reply.events[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_tools_that_a_template_does_not_show_are_named(tiny: Harness, cases: Path) -> None:
+    reply = tiny.post(CHAT, hello(tools=TOOLS))
+    assert reply.status == 200 and reply.headers["x-ignored-parameters"] == "tools"
+    case = json.loads((cases / "api" / "agent_turn_null_content.json").read_text())
+    assert tiny.post(CHAT, case["body"]).status == 200
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        assert tiny.post(CHAT, hello(tools=TOOLS, tool_choice=choice)).error["param"] == "tool_choice"

@@ -14,7 +14,7 @@ from strata.interfaces.models import TextStream
 from strata.interfaces.server.errors import bad_request, not_supported
 from strata.interfaces.server.generation import IDLE, Call, Choice, Piece
 from strata.interfaces.server.logprobs import chat_logprobs
-from strata.interfaces.server.output import CallDelta, Part, PlainOutput
+from strata.interfaces.server.output import CallDelta, Part
 from strata.interfaces.server.schema import ChatBody
 from strata.interfaces.server.service import Service, head, usage
 from strata.interfaces.server.sse import KEEP_ALIVE, event
@@ -33,7 +33,10 @@ async def chat_completion(service: Service, body: ChatBody, http: HttpRequest) -
     """The whole way of a chat request. Raises ApiError before anything is sent where something is wrong."""
     unknown = check_parameters(body)
     _check(body)
-    call = await _start(service, body)
+    tools = await _tools(service, body)
+    if body.tools and not tools and body.tool_choice != "none":
+        unknown = ["tools", *unknown]  # the model would never see them
+    call = await _start(service, body, tools)
     writer = ChatWriter(service, call, body)
     if body.stream:
         return streamed_answer(service, http, call, unknown, writer.events())
@@ -47,21 +50,31 @@ def _check(body: ChatBody) -> None:
         raise bad_request("top_logprobs needs logprobs", "top_logprobs")
     if body.response_format is not None and body.response_format.type != "text":
         raise not_supported("response_format")
-    if body.tools:
-        raise not_supported("tools")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise not_supported("tool_choice", "tool_choice: only none and auto are supported")
 
 
-async def _start(service: Service, body: ChatBody) -> Call:
+async def _tools(service: Service, body: ChatBody) -> list[dict[str, Any]]:
+    """The tools that the model gets to see and whose calls can be read."""
+    if not body.tools or body.tool_choice == "none" or service.answer_format.name is None:
+        return []
+    takes_tools = await service.in_thread("tools", lambda: service.model.format.takes_tools)
+    return [tool.model_dump(exclude_unset=True) for tool in body.tools] if takes_tools else []
+
+
+async def _start(service: Service, body: ChatBody, tools: list[dict[str, Any]]) -> Call:
     model = service.model
-    variables = template_variables(body)
-    _, prompt = await service.in_thread("messages", chat_prompt, model, chat_messages(body), None, variables)
+    variables, messages = template_variables(body), chat_messages(body)
+    given = (model, messages, tools or None, variables)
+    written, prompt = await service.in_thread("messages", chat_prompt, *given)
     sampling, bias = sampling_of(body, service.config.sampling), bias_of(body, model)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     choices = []
     for index in range(body.choices):
         request = service.request(prompt, sampling, index, bias, logprobs)
-        text = TextStream(model.tokenizer, sampling.stop, continuation=False)
-        choices.append(Choice(index, request, text, PlainOutput()))
+        text = TextStream(model.tokenizer, sampling.stop, continuation=False, shown=service.shown_ids)
+        parser = service.answer_format.parser(written, tools)
+        choices.append(Choice(index, request, text, parser, 1 if body.parallel_tool_calls is False else None))
     return service.call(choices, "messages")
 
 

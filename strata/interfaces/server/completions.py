@@ -40,8 +40,6 @@ def _check(body: CompletionBody) -> None:
         raise bad_request("stream_options needs stream", "stream_options")
     if body.best_of is not None and body.best_of != body.choices:
         raise not_supported("best_of", "best_of other than n is not supported")
-    if body.echo and body.logprobs is not None:
-        raise not_supported("echo", "echo with logprobs is not supported")
 
 
 async def _start(service: Service, body: CompletionBody) -> Call:
@@ -55,6 +53,7 @@ async def _start(service: Service, body: CompletionBody) -> Call:
     for prompt in prompts:
         for number in range(body.choices):
             request = service.request(prompt, sampling, number, bias, body.logprobs)
+            request.scored = bool(body.echo) and body.logprobs is not None
             text = TextStream(model.tokenizer, sampling.stop, continuation=True)
             choices.append(Choice(len(choices), request, text, PlainOutput()))
     return service.call(choices, "prompt")
@@ -66,56 +65,58 @@ class CompletionWriter:
     def __init__(self, service: Service, call: Call, body: CompletionBody) -> None:
         self._head = head(service, "cmpl", "text_completion")
         self._call = call
-        tokenizer = service.model.tokenizer
-        self._before = [
-            tokenizer.decode(choice.request.prompt, skip_special=False) if body.echo else ""
-            for choice in call.choices
-        ]
+        self._tokenizer = service.model.tokenizer
+        self._echo = bool(body.echo)
         self._logprobs = (
-            None if body.logprobs is None else [TextLogprobs(tokenizer, len(text)) for text in self._before]
+            None if body.logprobs is None else [TextLogprobs(self._tokenizer) for _ in call.choices]
         )
         options = body.stream_options
         self._with_usage = bool(options and options.include_usage)
+        self._begun: set[int] = set()
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        choices = [self._choice(index, text) for index, text in enumerate(self._before)]
+        choices = [self._choice(Piece(choice.index)) for choice in self._call.choices]
         async for piece in self._call.pieces():
-            if piece is IDLE:
-                continue
-            choice = choices[piece.index]
-            choice["text"] += _text(piece)
-            choice["finish_reason"] = piece.finish
-            for name, values in (self._lists(piece) or {}).items():
-                choice["logprobs"][name] += values
+            for news in self._news(piece):
+                choice = choices[news["index"]]
+                choice["text"] += news["text"]
+                choice["finish_reason"] = news["finish_reason"]
+                for name, values in (news["logprobs"] or {}).items():
+                    choice["logprobs"][name] += values
         return {**self._head, "choices": choices, "usage": usage(self._call)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as events, without the last one, [DONE]."""
-        for index, text in enumerate(self._before):
-            if text:
-                yield self._chunk(self._choice(index, text))
+        extra = {"usage": None} if self._with_usage else {}
         async with contextlib.aclosing(self._call.pieces()) as pieces:
             async for piece in pieces:
                 if piece is IDLE:
                     yield KEEP_ALIVE
-                    continue
-                choice = self._choice(piece.index, _text(piece))
-                yield self._chunk({**choice, "logprobs": self._lists(piece), "finish_reason": piece.finish})
+                for news in self._news(piece):
+                    yield event({**self._head, "choices": [news], **extra})
         if self._with_usage:
             yield event({**self._head, "choices": [], "usage": usage(self._call)})
 
-    def _choice(self, index: int, text: str) -> dict[str, Any]:
-        lists = self._lists(Piece(index))
+    def _news(self, piece: Piece) -> list[dict[str, Any]]:
+        """The piece, and before a choice's first one the prompt, where it is wanted back."""
+        if piece is IDLE:
+            return []
+        echo = [self._prompt(piece.index)] if self._echo and piece.index not in self._begun else []
+        self._begun.add(piece.index)
+        return [*echo, self._choice(piece)]
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        text = "".join(part.text for part in piece.parts)
+        lists = None if self._logprobs is None else self._logprobs[piece.index].take(piece.logprobs)
+        return {"index": piece.index, "text": text, "logprobs": lists, "finish_reason": piece.finish}
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """The prompt as a piece of the answer; nothing is known of its first token's probability."""
+        request = self._call.choices[index].request
+        text = self._tokenizer.decode(request.prompt, skip_special=False)
+        lists = None
+        if self._logprobs is not None:
+            scores = zip(request.prompt, [None, *request.scores], strict=True)
+            lists = self._logprobs[index].take(list(scores))
         return {"index": index, "text": text, "logprobs": lists, "finish_reason": None}
-
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        extra = {"usage": None} if self._with_usage else {}
-        return event({**self._head, "choices": [choice], **extra})
-
-    def _lists(self, piece: Piece) -> dict[str, Any] | None:
-        return None if self._logprobs is None else self._logprobs[piece.index].take(piece.logprobs)
-
-
-def _text(piece: Piece) -> str:
-    return "".join(part.text for part in piece.parts)

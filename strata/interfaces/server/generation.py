@@ -36,7 +36,16 @@ IDLE_SECONDS = 15.0
 class Choice:
     """One answer: its request, and what its text is read with."""
 
-    def __init__(self, index: int, request: Request, text: TextStream, parser: OutputParser) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        text: TextStream,
+        parser: OutputParser,
+        most_calls: int | None = None,
+    ) -> None:
+        """most_calls: the answer ends before the tool call after so many."""
+        self.most_calls = most_calls
         self.index = index
         self.request = request
         self.tokens = 0
@@ -44,6 +53,7 @@ class Choice:
         self._text = text
         self._parser = parser
         self._called = False
+        self._enough = False
 
     def take(self, progress: Progress) -> Piece | None:
         """What a step brought; None when nothing is certain yet. Raises ApiError when the request failed."""
@@ -59,19 +69,23 @@ class Choice:
             if progress.logprob is not None:
                 logprobs = ((progress.token, progress.logprob),)
         parts = self._read(text, ended=self._text.stopped or progress.finish is not None)
-        if self._text.stopped or progress.finish is not None:
+        if self._text.stopped or self._enough or progress.finish is not None:
             self.finish = self._reason(progress.finish)
         return Piece(self.index, parts, logprobs, self.finish) if parts or logprobs or self.finish else None
 
     def _read(self, text: str, *, ended: bool) -> tuple[Part, ...]:
         parts = self._parser.add(text + self._text.flush() if ended else text)
         parts += self._parser.finish() if ended else []
+        if self.most_calls is not None:
+            allowed = [part for part in parts if part.call is None or part.call.call < self.most_calls]
+            self._enough = len(allowed) < len(parts)
+            parts = allowed
         self._called = self._called or any(part.call is not None for part in parts)
         return tuple(parts)
 
     def _reason(self, finish: FinishReason | None) -> str:
         """OpenAI's word."""
-        if self._text.stopped or finish is FinishReason.STOP:
+        if self._text.stopped or self._enough or finish is FinishReason.STOP:
             return "tool_calls" if self._called else "stop"
         if finish is FinishReason.ABORT:
             raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")

@@ -35,17 +35,17 @@ def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
 
 def finite(value: float) -> float:
     """For JSON."""
-    return max(value, _LOWEST)
+    return max(_LOWEST, value)  # in this order NaN is the lowest, too
 
 
 class TextLogprobs:
-    """The lists of a completion's logprobs, as they grow. offset: characters before the first token."""
+    """The lists of a completion's logprobs, as they grow."""
 
-    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._offset = offset
+        self._offset = 0
 
-    def take(self, logprobs: Sequence[TokenLogprobs | tuple[int, None]]) -> dict[str, Any]:
+    def take(self, logprobs: Sequence[tuple[int, TokenLogprob | None]]) -> dict[str, Any]:
         """The lists for the next tokens; None: nothing is known of the token's probability."""
         lists: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []

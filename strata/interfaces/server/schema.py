@@ -33,7 +33,7 @@ UNSUPPORTED = _words(
 _NEUTRAL_ONE = frozenset(("length_penalty", "typ_p", "typical_p"))
 # Known, and without any effect on the answer of a server like this one.
 WITHOUT_EFFECT = _words(
-    "metadata parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier service_tier "
+    "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier "
     "store user verbosity cache_prompt skip_special_tokens spaces_between_special_tokens priority "
     "request_id"
 )
@@ -177,6 +177,7 @@ class ChatBody(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from strata.config import Config
 from strata.core import Request, SamplingParams
 from strata.interfaces.models import LoadedModel
 from strata.interfaces.server.errors import ApiError, api_error, unavailable
+from strata.interfaces.server.formats.choose import AnswerFormat
 from strata.interfaces.server.generation import Call, Choice
 from strata.interfaces.server.metrics import ServerMetrics
 from strata.interfaces.server.text import seeded
@@ -58,6 +59,17 @@ class Service:
         """The model's name for clients."""
         given = self.config.server.model_name
         return given if given != "auto" else self.model.name
+
+    @functools.cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes reasoning and tool calls. Only once there is a model."""
+        return AnswerFormat(self.model.format.sources)
+
+    @functools.cached_property
+    def shown_ids(self) -> frozenset[int]:
+        """Special tokens that a parser must see."""
+        ids = (self.model.tokenizer.token_id(marker) for marker in self.answer_format.markers)
+        return frozenset(index for index in ids if index is not None)
 
     async def in_thread(self, param: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long (tokenizing, templates) beside the event loop. Raises ApiError."""

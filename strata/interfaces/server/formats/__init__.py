@@ -1,0 +1,1 @@
+"""How models write reasoning and tool calls: one small file for each kind of format."""

@@ -1,0 +1,98 @@
+"""Which format a model writes: its chat template says, for it shows the model its own calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strata.interfaces.server.formats.call_reader import CallReader
+from strata.interfaces.server.formats.harmony import MARKERS as HARMONY_MARKERS
+from strata.interfaces.server.formats.harmony import HarmonyOutput
+from strata.interfaces.server.formats.json_call import JsonCall
+from strata.interfaces.server.formats.keyed_call import CODER, GLM, MINIMAX, KeyedCall
+from strata.interfaces.server.formats.named_call import DEEPSEEK_SEPARATOR, KIMI_SEPARATOR, NamedCall
+from strata.interfaces.server.formats.tagged import CallMarkers, TaggedOutput, Thinking
+from strata.interfaces.server.output import OutputParser, PlainOutput
+
+_TAGS = CallMarkers("<tool_call>", "</tool_call>")
+_MINIMAX = CallMarkers("<minimax:tool_call>", "</minimax:tool_call>")
+_DEEPSEEK = CallMarkers(
+    "<\uff5ctool\u2581call\u2581begin\uff5c>",
+    "<\uff5ctool\u2581call\u2581end\uff5c>",
+    ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
+)
+_KIMI = CallMarkers(
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+)
+_HARMONY = "<|channel|>"
+_THINK = Thinking()
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """hint: what a template of the family contains. reader: of one call, given the tools by name."""
+
+    name: str
+    hint: str
+    markers: CallMarkers
+    reader: Callable[[Mapping[str, Any]], CallReader]
+
+
+# The first whose hint is in the template; several families share <tool_call>, Hermes is what remains.
+FORMATS = (
+    CallFormat("minimax", "<minimax:tool_call>", _MINIMAX, lambda tools: KeyedCall(MINIMAX, tools)),
+    CallFormat("glm", "<arg_key>", _TAGS, lambda tools: KeyedCall(GLM, tools)),
+    CallFormat("coder", "<function=", _TAGS, lambda tools: KeyedCall(CODER, tools)),
+    CallFormat("deepseek", DEEPSEEK_SEPARATOR, _DEEPSEEK, lambda tools: NamedCall(DEEPSEEK_SEPARATOR)),
+    CallFormat("kimi", KIMI_SEPARATOR, _KIMI, lambda tools: NamedCall(KIMI_SEPARATOR)),
+    CallFormat("hermes", "<tool_call>", _TAGS, lambda tools: JsonCall()),
+)
+
+
+class AnswerFormat:
+    """What a template tells about answers. source: the template's text."""
+
+    def __init__(self, source: str) -> None:
+        self.harmony = _HARMONY in source
+        self.calls = next((form for form in FORMATS if form.hint in source), None)
+        self.thinks = _THINK.end in source and not self.harmony
+
+    @property
+    def name(self) -> str | None:
+        """Of the format of tool calls; None: nothing here reads this model's."""
+        return "harmony" if self.harmony else self.calls.name if self.calls else None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must stay in the answer for the parser, although they may be special tokens."""
+        found: tuple[str, ...] = HARMONY_MARKERS if self.harmony else ()
+        if self.thinks:
+            found += (_THINK.begin, _THINK.end)
+        if self.calls is not None:
+            markers = self.calls.markers
+            found += (markers.begin, markers.end, *markers.ignored)
+            found += (DEEPSEEK_SEPARATOR, KIMI_SEPARATOR)
+        return found
+
+    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> OutputParser:
+        """For one answer. prompt: its text, which may end inside the reasoning.
+
+        tools: those that may be called; without any nothing is taken for a call.
+        """
+        if self.harmony:
+            return HarmonyOutput()
+        thinking = None
+        if self.thinks:
+            opened = prompt.rfind(_THINK.begin) > prompt.rfind(_THINK.end) and prompt.rstrip().endswith(
+                _THINK.begin
+            )
+            thinking = Thinking(open_at_start=opened)
+        calls = self.calls if tools else None
+        if calls is None and thinking is None:
+            return PlainOutput()
+        named = {tool["function"]["name"]: tool["function"] for tool in tools or []}
+        make = calls.reader if calls is not None else lambda _: JsonCall()
+        return TaggedOutput(thinking, calls.markers if calls else None, lambda: make(named))
