@@ -20,6 +20,7 @@ from strata.errors import RequestError
 from strata.memory.kv_pages import KvPages
 from strata.memory.kv_tiers import SPARE, KvTiers
 from strata.model.decoder import Decoder
+from strata.plan.options import MAX_RUNNING
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class EngineOptions:
     page_tokens: int = 32
     kv_dtype: KvDtype = "int8"
     chunk: int = 512
-    max_running: int = 64
+    max_running: int = MAX_RUNNING
     share_prefixes: bool = True
     host_pages: int = 0
     reserve_pages: int = 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
@@ -14,13 +11,9 @@ from strata.engine.engine import EngineOptions
 from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile
 from strata.memory.policies import POLICIES
-from strata.model.footprint import contents_of_store, footprint
-from strata.plan.cost import Placement, Speeds, Step, layer_cost, speeds_of, usage
-from strata.plan.device import STREAM_EXPERTS
+from strata.plan.cost import Speeds, speeds_of
 from strata.plan.figures import device_figures
-from strata.plan.footprint import Footprint
 from strata.plan.plan import DevicePlan, Plan
-from strata.plan.routing import UNIFORM
 from strata.plan.spec import ModelSpec
 from strata.store.reader import Store
 
@@ -47,21 +40,6 @@ def emulated_backend(
     return HybridBackend(EmulatedDevice(device_figures(machine)), HostKernels(cpu), cpu, spec, options)
 
 
-def stream_buffers(model: Footprint, speeds: Speeds, plan: Plan) -> int:
-    """Buffers of STREAM_EXPERTS experts that keep the bus busy while a prompt's chunk goes through attention.
-
-    Two at least, a layer's experts at most. What crosses meanwhile has to lie somewhere: see HybridOptions.
-    """
-    if plan.device is None or not model.moe_layers:
-        return 2
-    place = Placement(True, plan.device.slots, plan.kv.tier == "device", plan.host.in_memory, plan.misses)
-    step = Step.prefill(plan.chunk, plan.kv.context // 2)
-    before = layer_cost(model, speeds, place, step, usage(model, place, step, UNIFORM)).base
-    crossing = before * speeds.to_device / model.expert_bytes
-    most = -(-model.experts // STREAM_EXPERTS)
-    return max(2, min(most, 1 + math.ceil(crossing / STREAM_EXPERTS)))
-
-
 def _options(
     spec: ModelSpec,
     store: Store,
@@ -70,8 +48,6 @@ def _options(
     speeds: Speeds,
     engine: EngineOptions,
 ) -> HybridOptions:
-    kv = KvSpec.of(spec, engine.page_tokens, engine.kv_dtype)
-    model = footprint(contents_of_store(store.manifest), kv)
     records = [store.expert_layout(i).record_bytes for i in range(spec.layers) if spec.is_moe(i)]
     return HybridOptions(
         slots=device.slots if records else 0,
@@ -81,8 +57,8 @@ def _options(
         rows=engine.chunk + engine.max_running,
         logit_rows=engine.max_running,
         blocks=engine.max_running * -(-engine.context // engine.page_tokens),
-        stream_buffers=stream_buffers(model, speeds, plan),
-        stream_experts=STREAM_EXPERTS,
+        stream_buffers=device.stream.buffers,
+        stream_experts=device.stream.experts,
         kv_tier=plan.kv.tier,
         staged_blocks=plan.kv.pages if plan.kv.tier == "host" else 0,
         pinned=False,

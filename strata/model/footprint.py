@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends.base import KvSpec
+from strata.memory.regions import aligned
 from strata.model.counts import expert_parameters
 from strata.model.resolve import Resolved, promised
+from strata.plan.activations import row_elements
 from strata.plan.footprint import Attention, Footprint
 from strata.plan.spec import ModelSpec
 from strata.store import names
@@ -18,7 +20,6 @@ from strata.store.options import ConvertOptions, choose
 from strata.store.planning import Planner
 from strata.store.source import CheckpointSource
 
-_PLAIN_BYTES = {"F32": 4, "BF16": 2}
 _BF16 = {"BF16"}
 
 
@@ -111,18 +112,21 @@ def footprint(contents: Contents, kv: KvSpec) -> Footprint:
         attention=_attention(spec, kv),
         kv_dtype=kv.dtype,
         page_tokens=kv.page_tokens,
-        activation_bytes=4 * _widest(spec, kv),
+        activation_bytes=4 * max(_widest(spec, kv), row_elements(spec, kv.key_dim, kv.value_dim)),
         notes=contents.notes,
     )
 
 
 def _size(record: TensorRecord) -> tuple[int, int]:
-    """Bytes and multiply-adds per token. The router is plain and still a matrix."""
+    """Bytes in memory, in whole lines, and multiply-adds per token. The router is plain and still a matrix.
+
+    Plain tensors become f32 when they are loaded, whatever the store holds.
+    """
     values = 1
     for size in record.shape:
         values *= size
-    nbytes = values * _PLAIN_BYTES[record.format] if record.plain else record.packed_shape().nbytes
-    return nbytes, values if len(record.shape) == 2 else 0
+    nbytes = 4 * values if record.plain else record.packed_shape().nbytes
+    return aligned(nbytes), values if len(record.shape) == 2 else 0
 
 
 def _attention(spec: ModelSpec, kv: KvSpec) -> Attention:

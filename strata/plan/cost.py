@@ -292,7 +292,7 @@ def usage(model: Footprint, placement: Placement, step: Step, curve: HitCurve) -
 
 def layer_cost(model: Footprint, speeds: Speeds, placement: Placement, step: Step, use: Usage) -> LayerCost:
     """What one layer and one expert in it take; `use`: what the step needs of it."""
-    base = _base_seconds(model, speeds, placement, step) / model.layers
+    base = base_seconds(model, speeds, placement, step) / model.layers
     used = max(use.distinct, 1e-9)
     macs = model.expert_macs * step.tokens * model.top_k / used
     size = model.expert_bytes
@@ -317,7 +317,7 @@ def layer_cost(model: Footprint, speeds: Speeds, placement: Placement, step: Ste
     )
 
 
-def _base_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> float:
+def base_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> float:
     """Attention, norms, shared experts, dense layers and the handshakes of all layers."""
     read, macs = _worker(speeds, placement)
     static = max(model.static / read, step.tokens * model.static_macs / macs)
@@ -370,7 +370,7 @@ def _busy(
     here = use.misses - fetched
     waits = model.layers * _handshake(placement)
     work = (
-        _base_seconds(model, speeds, placement, step) - waits + _head_seconds(model, speeds, placement, step)
+        base_seconds(model, speeds, placement, step) - waits + _head_seconds(model, speeds, placement, step)
     )
     kv_in, kv_out = _kv_seconds(model, speeds, placement, step)
     host = routed * here * layer.on_host

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.errors import CapacityError
+from strata.plan.activations import PIECES_BYTES, logit_row_elements
+from strata.plan.cost import Speeds
 from strata.plan.footprint import Footprint
-from strata.plan.options import PlanOptions
+from strata.plan.options import MAX_RUNNING, PlanOptions
 from strata.plan.plan import DevicePlan, Part
+from strata.plan.stream import StreamRing, stream_ring
 
 MIB = 1 << 20
 DRIVER_BYTES = 512 * MIB
 """The driver's own: context, code, page tables; assumed."""
-STREAM_EXPERTS = 4
-"""Experts in each of the two buffers through which prefill streams layers; assumed."""
 STAGED_LAYERS = 2
 """Layers of KV pages on the device while they live in host memory: one in use, one on its way."""
 
@@ -23,16 +24,18 @@ class DeviceMemory:
     """Device memory before experts and KV are placed. room: bytes for them; fixed: what is there anyway.
 
     least_slots: without so many expert slots a token cannot be computed here.
+    stream: the ring in the workspace.
     """
 
     total: int
     fixed: tuple[Part, ...]
     room: int
     least_slots: int
+    stream: StreamRing
 
 
-def device_memory(model: Footprint, memory: int, options: PlanOptions) -> DeviceMemory:
-    """`memory` bytes of a card, less what every run keeps there.
+def device_memory(model: Footprint, memory: int, options: PlanOptions, speeds: Speeds) -> DeviceMemory:
+    """`memory` bytes of a card, less what every run keeps there. speeds: of the card and its bus.
 
     Raises CapacityError when that and the least expert slots do not fit, when the card is smaller than
     device.memory, or when the workspace is capped below what a prefill chunk needs.
@@ -42,12 +45,13 @@ def device_memory(model: Footprint, memory: int, options: PlanOptions) -> Device
         raise CapacityError(
             f"device.memory is {total} bytes, the card has {memory}", remedy="lower it, or leave it at auto"
         )
+    ring = _ring(model, options, speeds)
     fixed = (
         Part("driver", DRIVER_BYTES, "assumed"),
         Part("reserve", options.reserve, "stays free"),
         Part("static weights", model.static, "attention, norms, routers, shared experts"),
         Part("head", model.head, "the embedding too" if model.tied else ""),
-        Part("workspace", _workspace(model, options), f"{options.chunk} tokens"),
+        Part("workspace", _workspace(model, options, ring), _workspace_note(model, options, ring)),
     )
     room = total - sum(part.nbytes for part in fixed)
     slots = _least_slots(model, options)
@@ -57,7 +61,7 @@ def device_memory(model: Footprint, memory: int, options: PlanOptions) -> Device
             f"reserve, static weights, head, workspace and {slots} expert slots, {total} are there",
             remedy="lower device.reserve, engine.prefill_chunk or the bits of convert.shared",
         )
-    return DeviceMemory(total, fixed, room, slots)
+    return DeviceMemory(total, fixed, room, slots, ring)
 
 
 def _least_slots(model: Footprint, options: PlanOptions) -> int:
@@ -73,22 +77,38 @@ def _least_slots(model: Footprint, options: PlanOptions) -> int:
     return options.slots
 
 
-def workspace_bytes(model: Footprint, options: PlanOptions) -> int:
-    """Activations of a chunk, logits of every request, and the two buffers that prefill streams through."""
-    activations = options.chunk * model.activation_bytes + options.requests * model.vocab * 4
-    buffers = 2 * STREAM_EXPERTS * model.expert_bytes
-    return -(-(activations + buffers) // MIB) * MIB
+def workspace_bytes(model: Footprint, options: PlanOptions, ring: StreamRing) -> int:
+    """Activations and logits of a step, and the ring that prefill streams through."""
+    return -(-(_activations(model, options) + ring.places * model.expert_bytes) // MIB) * MIB
 
 
-def _workspace(model: Footprint, options: PlanOptions) -> int:
-    needed = workspace_bytes(model, options)
+def _activations(model: Footprint, options: PlanOptions) -> int:
+    """Of the largest step: a chunk of a prompt beside a token of everybody else, with everybody's logits."""
+    rows = (options.chunk + MAX_RUNNING) * model.activation_bytes
+    logits = MAX_RUNNING * 4 * logit_row_elements(model.hidden, model.vocab)
+    return rows + logits + PIECES_BYTES
+
+
+def _ring(model: Footprint, options: PlanOptions, speeds: Speeds) -> StreamRing:
+    """As long as it should be, or as a capped workspace lets it be."""
+    room = None if options.workspace is None else options.workspace - _activations(model, options)
+    return stream_ring(model, speeds, options, room)
+
+
+def _workspace(model: Footprint, options: PlanOptions, ring: StreamRing) -> int:
+    needed = workspace_bytes(model, options, ring)
     if options.workspace is None or options.workspace >= needed:
         return needed if options.workspace is None else options.workspace
     raise CapacityError(
-        f"a prefill chunk of {options.chunk} tokens and {options.requests} requests need {needed} bytes of "
+        f"a prefill chunk of {options.chunk} tokens beside {MAX_RUNNING} requests needs {needed} bytes of "
         f"workspace, device.workspace allows {options.workspace}",
         remedy="lower engine.prefill_chunk, or raise device.workspace",
     )
+
+
+def _workspace_note(model: Footprint, options: PlanOptions, ring: StreamRing) -> str:
+    streamed = f", {ring.buffers} x {ring.experts} experts on their way" if model.moe_layers else ""
+    return f"{options.chunk} tokens{streamed}"
 
 
 def staging_bytes(model: Footprint, context: int, requests: int) -> int:
@@ -104,4 +124,4 @@ def cut(model: Footprint, memory: DeviceMemory, options: PlanOptions, kv: Part, 
     parts = [*memory.fixed, kv, Part("expert slots", slots * model.expert_bytes, share)]
     parts.append(Part("unused", memory.total - sum(part.nbytes for part in parts)))
     shared = memory.room - kv.nbytes + movable
-    return DevicePlan(memory.total, tuple(parts), slots, most, model.expert_bytes, shared)
+    return DevicePlan(memory.total, tuple(parts), slots, most, model.expert_bytes, shared, memory.stream)

@@ -10,6 +10,9 @@ from strata.plan.cost import Misses, Spread
 RESERVE = 3 << 30
 """Device memory that stays free: below it the longest-idle requests' KV leaves (field report A, 8 hours)."""
 
+MAX_RUNNING = 64
+"""Requests that take part in one step at most, however short each is."""
+
 Tier = Literal["device", "host"]
 
 

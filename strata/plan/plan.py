@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from strata.plan.cost import Lane, Misses, Spread
 from strata.plan.options import Tier
+from strata.plan.stream import StreamRing
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class DevicePlan:
     """Device memory. parts add up to `total` exactly, with the KV cache as full as it can get.
 
     slots: experts that fit then. While the cache is not full there are more, up to most_slots: the border
-    between the two moves at run time. shared: bytes that slots and KV pages have together.
+    between the two moves at run time. shared: bytes that slots and KV pages have together. stream: the ring
+    for experts of prompts, which is in the workspace.
     """
 
     total: int
@@ -51,6 +53,7 @@ class DevicePlan:
     most_slots: int
     slot_bytes: int
     shared: int
+    stream: StreamRing
 
     def slots_beside(self, kv_bytes: int) -> int:
         """Expert slots while KV pages take `kv_bytes` of `shared` (0 for pages in host memory)."""

@@ -88,7 +88,9 @@ class _Planner:
         """What tokens share on the device, KV pages there or at the host; expert slots get the rest."""
         assert self.hardware.device is not None
         model, options = self.model, self.options
-        memory = device_memory(model, self.hardware.device.memory, options)
+        # Only the device's speeds and the bus's count here, whichever way experts lie over the nodes.
+        speeds = speeds_of(self.hardware, {}, "interleave")
+        memory = device_memory(model, self.hardware.device.memory, options, speeds)
         room = memory.room - memory.least_slots * model.expert_bytes
         host = host_memory(model, self.hardware, options, on_device=True)
         if tier == "device":

@@ -14,15 +14,19 @@ from typing import Any
 import pytest
 
 from strata.backends.base import KvDtype, KvSpec
+from strata.config import Override, load_config
 from strata.core import Request, SamplingParams
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine, plan_store
 from strata.errors import CapacityError, ConfigError, StoreError
 from strata.hardware.numa import MemoryNode
 from strata.hardware.profile import HardwareProfile, Processor, Rate
+from strata.hardware.profile_file import load_profile
+from strata.interfaces.models import open_model
 from strata.model.resolve import resolve
 from strata.plan.kv import KvNeed, kv_size
 from strata.plan.options import PlanOptions
+from strata.plan.plan import Plan
 from strata.store.checkpoint import open_checkpoint
 from strata.store.convert import convert
 from strata.store.options import ConvertOptions
@@ -217,3 +221,35 @@ def test_interleaving_is_asked_of_the_kernel_where_there_are_several_nodes(
     with pytest.warns(RuntimeWarning, match="host.numa is interleave, but pages lie .*: a test"):
         load_engine(store, plan_store(store, two, PlanOptions(spread="interleave")), backend="reference")
     assert asked == [[0, 1]]
+
+
+def check_taken(engine: Engine, plan: Plan) -> None:
+    """What the backend took of the device is what the plan has parts for."""
+    backend: Any = engine.decoder.backend
+    sizes, planned = backend.memory.region.sizes, plan.device
+    assert planned is not None
+    parts = {part.name: part.nbytes for part in planned.parts}
+    assert sizes.static == parts["static weights"] + parts["head"] + parts.get("KV staging", 0)
+    assert sizes.shared == parts["expert slots"] + parts.get("KV pages", 0)
+    assert sizes.workspace <= parts["workspace"]
+    assert sizes.workspace > planned.stream.places * planned.slot_bytes
+    assert backend.memory.region.slots == planned.slots
+    backend.close()
+    backend.device.close()
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("asked", [{}, {"chunk": 1, "slots": 4}, {"requests": 9, "chunk": 32}])
+def test_the_device_is_filled_as_planned(store: Path, tier: Any, asked: dict[str, Any]) -> None:
+    profile = load_profile("rtx3090-2x-e5-2680v4")
+    with_card = replace(machine(), device=profile.device)
+    plan = plan_store(store, with_card, PlanOptions(context=100, kv_tier=tier, **asked))
+    engine = load_engine(store, plan, emulate=with_card)
+    check_taken(engine, plan)
+
+
+def test_the_demo_fills_the_device_as_planned() -> None:
+    asked = {"device.use": "emulated", "model.context": "256"}
+    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
+    model = open_model(load_config(str(demo), [Override(*pair, "test") for pair in asked.items()]))
+    check_taken(model.engine, model.plan)

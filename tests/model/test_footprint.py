@@ -66,7 +66,8 @@ def test_the_numbers_are_those_of_the_store(tmp_path: Path) -> None:
     made = footprint(contents_of_store(manifest), kv)
     assert made == footprint(contents_of_checkpoint(source, found, options), kv)
     summary = inspect_store(manifest)
-    assert made.total == summary.bytes
+    lines = made.total - summary.bytes  # in memory every tensor begins a line of 256 bytes
+    assert 0 <= lines < 256 * len(manifest.tensors)
     assert made.expert_total == summary.parts["experts"].bytes
     assert made.page_bytes == kv.page_bytes and made.kv_dtype == "bf16"
     counts = count(found.spec)

@@ -19,6 +19,7 @@ from strata.plan.footprint import Attention, Footprint
 from strata.plan.host import PROCESS_BYTES, PROCESS_SHARE
 from strata.plan.options import PlanOptions
 from strata.plan.planner import make_plan
+from strata.plan.stream import StreamRing
 
 MIB = 1 << 20
 BIG = toy(expert_total=80 * 10 * 10**8, expert_bytes=10**9)  # 80 experts of 1 GB
@@ -29,7 +30,8 @@ def test_a_device_plan_by_hand() -> None:
     options = PlanOptions(context=1024, chunk=512, reserve=256 * MIB, kv_tier="device")
     plan = make_plan(toy(), machine(device_gib=2), options)
     check(plan, toy())
-    workspace = -(-(512 * 40_000 + 50_000 * 4 + 2 * 4 * 10 * 10**6) // MIB) * MIB
+    step = (512 + 64) * 40_000 + 64 * (50_000 + 2001) * 4 + 64 * 256
+    workspace = -(-(step + 2 * 4 * 10 * 10**6) // MIB) * MIB
     assert part(plan, "workspace") == workspace
     assert part(plan, "KV pages") == 32 * 32 * 1000
     assert (part(plan, "driver"), part(plan, "reserve")) == (DRIVER_BYTES, 256 * MIB)
@@ -69,7 +71,7 @@ def test_a_device_that_is_too_small_stays_idle() -> None:
     assert plan.device is None
     (note,) = (text for text in plan.notes if "stays idle" in text)
     needed = 30 * GB + 50 * 10**6 + DRIVER_BYTES + 3 * GIB + 2 * 10**7
-    needed += workspace_bytes(toy(), PlanOptions())
+    needed += workspace_bytes(toy(), PlanOptions(), StreamRing(2, 4))
     assert str(needed) in note and str(24 * GIB) in note and "device.reserve" in note
 
 
@@ -87,7 +89,7 @@ def test_what_only_a_device_gives_is_insisted_on() -> None:
         (PlanOptions(slots=81), "experts.slots is 81"),
         (
             PlanOptions(workspace=MIB),
-            f"{workspace_bytes(toy(), PlanOptions())} bytes of workspace, .* allows {MIB}",
+            f"{workspace_bytes(toy(), PlanOptions(), StreamRing(2, 4))} bytes of workspace, .* allows {MIB}",
         ),
         (
             PlanOptions(kv_tier="device", context=65_536, requests=400),
@@ -296,7 +298,8 @@ def test_more_device_memory_never_means_fewer_slots(
         return
     assert large.device is not None and large.device.slots >= small.device.slots
     rates = [plan.predictions[0].tokens_per_second for plan in (small, large)]
-    assert rates[1] >= rates[0] * (1 - 1e-9)
+    # The cost between whole numbers of misses is interpolated: sums of products of shares are not exact.
+    assert rates[1] >= rates[0] * (1 - 1e-7)
 
 
 @settings(deadline=None)

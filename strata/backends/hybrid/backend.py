@@ -49,6 +49,7 @@ from strata.memory.kv_border import SlotBorder
 from strata.memory.regions import aligned
 from strata.memory.transfer import Priority, TransferStatistics
 from strata.plan.spec import ModelSpec
+from strata.store import names
 from strata.store.formats import PackedTensor
 
 F32 = NDArray[np.float32]
@@ -92,8 +93,12 @@ class HybridBackend(DeviceOps):
     # What the model is made of
 
     def weight(self, tensor: PackedTensor) -> HybridWeight:
-        """A handle that keeps a view of `tensor.data` and room for it on the device."""
-        self._static_bytes += aligned(tensor.shape.nbytes)
+        """A handle that keeps a view of `tensor.data`, and room for it on the device.
+
+        The embedding, whose rows the host looks up, has none unless it is the head, too.
+        """
+        if tensor.name != names.EMBED or self.spec.tied_head:
+            self._static_bytes += aligned(tensor.shape.nbytes)
         return HybridWeight(tensor, self.cpu.weight(tensor))
 
     def vector(self, values: NDArray[Any]) -> Vector:

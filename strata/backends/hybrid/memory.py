@@ -10,12 +10,11 @@ from strata.backends.hybrid.uploads import StaticWeights, Uploads
 from strata.device.base import Device
 from strata.memory.regions import ALIGNMENT, DeviceRegion, RegionSizes, aligned
 from strata.memory.transfers import TransferQueue
+from strata.plan.activations import PIECES_BYTES, logit_row_elements, row_elements
 from strata.plan.spec import ModelSpec
 
 TABLES = 8
 """Tables of one launch of experts, at most: by expert, by row, and by (row, choice) pair."""
-PIECES = 64
-"""Arrays of one layer in the workspace at once, at most: each may lose a line to alignment."""
 
 
 class HybridMemory:
@@ -64,27 +63,12 @@ class HybridMemory:
 
 def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
     """Most bytes of the workspace that a pass takes: activations, logits, and the stream buffers."""
-    a, experts = spec.attention, spec.experts
-    rope = a.rope.rotary_dim
-    if a.mla is None:
-        qkv = (a.heads + 2 * a.kv_heads) * a.head_dim
-        attention = 2 * qkv + a.heads * a.head_dim
-    else:
-        query = a.heads * (a.mla.qk_nope_head_dim + a.mla.qk_rope_head_dim)
-        value = a.heads * (kv.value_dim + a.mla.v_head_dim)
-        attention = 2 * a.mla.q_lora_rank + 2 * query + value + a.heads * (kv.key_dim + kv.value_dim)
-        attention += 5 * kv.key_dim
-    routed = 0
-    if experts is not None:
-        # Normed rows, logits, ids and weights, of two routers; experts' sum, shared expert.
-        routed = 2 * spec.hidden + 2 * (experts.router.experts + 2 * experts.router.top_k) + 1
-    layer = 2 * spec.hidden + max(attention, routed)
-    activations = options.rows * (spec.hidden + rope + layer)
-    logits = options.logit_rows * (2 * spec.hidden + spec.vocab + 1)
+    rows = options.rows * row_elements(spec, kv.key_dim, kv.value_dim)
+    logits = options.logit_rows * logit_row_elements(spec.hidden, spec.vocab)
     stream = 0
-    if experts is not None:
+    if spec.experts is not None:
         stream = options.stream_buffers * options.stream_experts * aligned(options.slot_bytes)
-    return 4 * (activations + logits) + stream + PIECES * ALIGNMENT
+    return 4 * (rows + logits) + stream + PIECES_BYTES
 
 
 def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
@@ -96,4 +80,4 @@ def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
         groups = 3 + -(-router.experts // options.stream_experts)
         each = 16 * router.experts + 4 * options.rows + TABLES * ALIGNMENT
         tables = spec.layers * (groups * each + 16 * options.rows * router.top_k)
-    return 4 * (rows + options.logit_rows) + 8 * options.blocks + tables + PIECES * ALIGNMENT
+    return 4 * (rows + options.logit_rows) + 8 * options.blocks + tables + PIECES_BYTES
