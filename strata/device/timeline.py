@@ -77,17 +77,15 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """Save as a file that ui.perfetto.dev opens; at no time is a half of it there."""
+        """Save as a file that ui.perfetto.dev opens; at no time is a half of it there.
+
+        OSError names `path`.
+        """
         text = json.dumps(self.to_chrome(), allow_nan=False)
-        if path.exists() and not path.is_file():  # a pipe or /dev/stdout cannot be replaced
-            path.write_text(text, encoding="utf-8")
-            return
-        part = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+            _write_whole(path, text)
+        except OSError as error:  # by itself it names the partial file, or none when the disk is full
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def busy_intervals(spans: Iterable[Span]) -> list[tuple[float, float]]:
@@ -135,6 +133,18 @@ def hidden_share(first: Sequence[Span], second: Sequence[Span]) -> float:
     """How much of the shorter of the two runs at the same time as the other: 1 is perfect overlap."""
     shorter, longer = sorted((first, second), key=busy_seconds)
     return share_under(shorter, longer)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():  # a pipe or /dev/stdout cannot be replaced
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _metadata(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

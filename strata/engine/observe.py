@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -59,8 +60,9 @@ class Observer:
         self._engine.observers.remove(self._step)
         if self._clock is not None:
             self._clock.stop_trace()
-        for sink in self._sinks:
-            sink.close()
+        with contextlib.ExitStack() as every:  # a full disk under one file must not spoil the others
+            for sink in reversed(self._sinks):
+                every.callback(sink.close)
 
     def _step(self, step: StepDone) -> None:
         calls: list[OpCall] = []

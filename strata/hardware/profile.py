@@ -17,6 +17,10 @@ Source = Literal["measured", "field", "datasheet", "assumed"]
 """measured: on this machine. field: somebody's report of such a machine. datasheet: the maker's peak."""
 
 
+MAX_RATE = 1e18
+"""Of bytes or multiply-adds per second: far above every machine, and far below where sums of floats fail."""
+
+
 @dataclass(frozen=True)
 class Rate:
     """A speed per second (bytes or multiply-adds) and where the figure comes from."""
@@ -25,7 +29,7 @@ class Rate:
     source: Source
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < 1e18:
+        if not 0 < self.value <= MAX_RATE:
             raise ValueError(f"a rate of {self.value}")
 
 

@@ -19,7 +19,7 @@ from strata.errors import ConfigError
 from strata.hardware.files import parse_cpu_list
 from strata.hardware.numa import HugePages, MemoryNode
 from strata.hardware.pci import LANE_BYTES, WIDTHS, Link
-from strata.hardware.profile import DeviceProfile, HardwareProfile, Processor, Rate, Source
+from strata.hardware.profile import MAX_RATE, DeviceProfile, HardwareProfile, Processor, Rate, Source
 
 PROFILES = Path(__file__).parent / "profiles"
 _SPEED = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]+)/s", re.ASCII)
@@ -130,8 +130,12 @@ class _Section:
         found = _SPEED.fullmatch(text)
         if found is None or found[2] not in units or float(found[1]) <= 0:
             raise part.fail("value", f"is {text!r}, not a speed in {' or '.join(f'{u}/s' for u in units)}")
+        value = float(found[1]) * units[found[2]]
+        if value > MAX_RATE:
+            unit, most = next(reversed(units.items()))
+            raise part.fail("value", f"is {text!r}, allowed: up to {MAX_RATE / most:g} {unit}/s")
         source: Source = part.word("source", get_args(Source))  # type: ignore[assignment]
-        return Rate(float(found[1]) * units[found[2]], source)
+        return Rate(value, source)
 
 
 def _profile(part: _Section) -> HardwareProfile:

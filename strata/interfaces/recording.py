@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import Engine
 from strata.engine.observe import Observer, Sink
 from strata.engine.step_timeline import DeviceTimeline, StepTimeline
+from strata.errors import UsageError
 from strata.interfaces.terminal import note
 from strata.plan.plan import Plan
 
@@ -27,17 +28,27 @@ class Files(NamedTuple):
 class Recording:
     """What is written about an engine's steps, from now until `close`, in the engine's thread or after it.
 
-    Raises OSError for what cannot be written, UnsupportedError for a trace of a model without experts.
+    Raises OSError for what cannot be written, UsageError for one file for both, UnsupportedError for a trace
+    of a model without experts. Nothing is written then.
     """
 
     def __init__(self, engine: Engine, plan: Plan, files: Files) -> None:
+        if files.trace and files.timeline and files.trace.resolve() == files.timeline.resolve():
+            raise UsageError(f"{files.trace} is named for both timeline and trace", remedy="name two files")
         self._files = files
-        self._steps = _timeline(engine, plan, files.timeline) if files.timeline else None
-        sinks: list[Sink] = [self._steps] if self._steps else []
-        if files.trace:
+        self._steps: StepTimeline | DeviceTimeline | None = None
+        sinks: list[Sink] = []
+        if files.trace:  # first: it is always a new file, so that it can be taken back
             from strata.engine.expert_trace import ExpertTrace  # knows the hybrid backend: 50 ms to import
 
             sinks.append(ExpertTrace(files.trace, engine.decoder))
+        try:
+            if files.timeline:
+                self._steps = _timeline(engine, plan, files.timeline)
+                sinks.append(self._steps)
+        except OSError:
+            _take_back(sinks, files.trace)
+            raise
         self._observer = Observer(engine, plan, sinks) if sinks else None
         if self._observer:
             self._observer.open()
@@ -58,6 +69,14 @@ def recording(engine: Engine, plan: Plan, files: Files) -> Iterator[None]:
     """A `Recording` of the block, closed after an error and Ctrl-C as well."""
     with contextlib.closing(Recording(engine, plan, files)):
         yield
+
+
+def _take_back(sinks: Sequence[Sink], trace: Path | None) -> None:
+    """No empty trace is left behind: it would stop the next try."""
+    for sink in sinks:
+        sink.close()
+    if trace is not None:
+        trace.unlink()
 
 
 def _timeline(engine: Engine, plan: Plan, path: Path) -> StepTimeline | DeviceTimeline:

@@ -110,4 +110,4 @@ def _routes(model: Footprint, work: Workload) -> Routes:
     sources = open_traces(work.trace, work.only)
     if len(sources) > 1:
         raise UsageError(f"{work.trace} holds {len(sources)} traces", remedy="choose one with --only")
-    return TraceRoutes(sources[0], model.moe_layers, model.experts)
+    return TraceRoutes(sources[0], model.moe_layers, model.experts, model.top_k)

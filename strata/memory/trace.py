@@ -106,6 +106,12 @@ class TraceFile:
                 tag, content = found
                 if tag == form.END:
                     form.check_end(content, accesses, chosen, where)
+                    end = file.tell()
+                    if file.read(1):
+                        raise FileFormatError(
+                            f"{where}: {self.path.stat().st_size} bytes, the last frame ends at {end}",
+                            remedy="record it again; traces are not joined by appending them",
+                        )
                     self.torn = False
                     return
                 if tag != form.DATA:

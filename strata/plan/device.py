@@ -56,10 +56,11 @@ def device_memory(model: Footprint, memory: int, options: PlanOptions, speeds: S
     room = total - sum(part.nbytes for part in fixed)
     slots = _least_slots(model, options)
     if room < slots * model.expert_bytes:
+        work = "engine.prefill_chunk" if options.workspace is None else "device.workspace"
         raise CapacityError(
             f"{total - room + slots * model.expert_bytes} bytes of device memory are needed for driver, "
             f"reserve, static weights, head, workspace and {slots} expert slots, {total} are there",
-            remedy="lower device.reserve, engine.prefill_chunk or the bits of convert.shared",
+            remedy=f"lower device.reserve, {work} or the bits of convert.shared",
         )
     return DeviceMemory(total, fixed, room, slots, ring)
 

@@ -57,9 +57,10 @@ def kv_size(need: KvNeed, context: int | None, budget: int, requests: int) -> Kv
     tokens = min(need.longest, affordable) if context is None else context
     if tokens > affordable or tokens < 2:
         pages = requests * -(-max(tokens, need.page_tokens) // need.page_tokens)
+        fewer = "model.context" if requests == 1 else "model.context or engine.requests"
         raise CapacityError(
             f"the KV cache needs {pages * need.page_bytes} bytes for {requests} x {max(tokens, 2)} tokens, "
             f"{budget} are available",
-            remedy="lower model.context, raise kv.size, or choose kv.dtype int8",
+            remedy=f"lower {fewer}, raise kv.size, or choose kv.dtype int8",
         )
     return KvSize(tokens, requests * -(-tokens // need.page_tokens))

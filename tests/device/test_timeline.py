@@ -85,6 +85,15 @@ def test_the_file_is_a_trace_that_viewers_open(tmp_path: Path) -> None:
     assert len({event["tid"] for event in complete}) == 2
 
 
+@pytest.mark.parametrize("name", ["missing/trace.json", "file/trace.json", "", "/dev/full"])
+def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError) as caught:
+        Timeline().write(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_neighbours_do_not_overlap_after_rounding_to_nanoseconds() -> None:
     timeline = Timeline()
     moments = [index / 3e6 for index in range(200)]

@@ -94,6 +94,7 @@ BAD = {
     ),
     "wrong unit": (SMALL.replace("20 GB/s", "20 GMAC/s"), "not a speed in MB/s"),
     "zero speed": (SMALL.replace("20 GB/s", "0 GB/s"), "read.value is '0 GB/s'"),
+    "endless speed": (SMALL.replace("20 GB/s", "1000001 TB/s"), "'1000001 TB/s', allowed: up to 1e+06 TB/s"),
     "no source": (SMALL.replace(", source: measured", ""), "read has no source"),
     "odd source": (SMALL.replace("measured", "guessed"), "read.source is 'guessed', not one of: measured"),
     "isa": (SMALL.replace("avx2", "neon"), "processor.isa is 'neon', not one of: avx2, avx512"),

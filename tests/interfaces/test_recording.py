@@ -180,3 +180,28 @@ def test_a_file_that_cannot_be_written_stops_before_anything_runs(
 ) -> None:
     done = strata("run", store, "-p", "hello", *FIXED, option, "/nowhere/file")
     assert done.code == 1 and "/nowhere/" in done.err and done.out == ""
+
+
+def test_files_that_cannot_both_be_written_leave_none(strata: Any, store: Path, tmp_path: Path) -> None:
+    trace, timeline = tmp_path / "a.trace", tmp_path / "a.json"
+    run = ("run", store, "-p", "hello", *FIXED)
+    assert strata(*run, "--record-trace", trace, "--timeline", tmp_path / "no" / "a.json").code == 1
+    same = strata(*run, "--record-trace", trace, "--timeline", trace)
+    assert same.code == 2 and "is named for both" in same.err
+    assert not any(tmp_path.iterdir())
+    trace.touch()
+    assert strata(*run, "--record-trace", trace, "--timeline", timeline).code == 1
+    assert list(tmp_path.iterdir()) == [trace] and trace.stat().st_size == 0
+
+
+def test_a_full_disk_under_one_file_leaves_the_other_whole(store: Path, tmp_path: Path) -> None:
+    plan = plan_run(store, load_config(None, []), remembered_machine())
+    engine = load_engine(store, plan)
+    timeline, trace = tmp_path / "gone" / "a.json", tmp_path / "a.trace"
+    timeline.parent.mkdir()
+    with pytest.raises(FileNotFoundError), recording(engine, plan, Files(timeline, trace)):
+        list(engine.generate(Request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=3))))
+        timeline.unlink()
+        timeline.parent.rmdir()
+    recorded = TraceFile(trace)
+    assert list(recorded) and not recorded.torn

@@ -85,6 +85,9 @@ def test_the_three_rounds(strata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (("M", *XEON, "--trace", "/nowhere"), 1, "/nowhere"),
         (("M", "--hardware", "x"), 2, "no profile of that name"),
         (("M", "--rounds"), 2, "leave MODEL out"),
+        (("--rounds", "--timeline", "x.json"), 2, "leave --timeline out"),
+        (("--rounds", "--set", "experts.slots=8"), 2, "leave --set out"),
+        (("--rounds", "--prompt", "512"), 2, "leave --prompt out"),
         (("--rounds", "--hardware", "/nowhere"), 2, "no such file"),
     ],
 )

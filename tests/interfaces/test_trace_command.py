@@ -90,6 +90,7 @@ def test_a_torn_recording_is_replayed_and_told(
     [
         (["--slots", "150%"], 2, "shares up to 100%"),
         (["--slots", "some"], 2, "slots are numbers"),
+        (["--slots", "50%,8"], 2, "--slots 8, one has 7 experts"),
         (["--policy", "best"], 2, "no policy is called 'best'"),
         (["--only", "three"], 2, "it has one, two"),
         (["--plot", "x.svg"], 2, "choose one with --only"),

@@ -174,6 +174,15 @@ def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "a.trace", HEADER)
 
 
+@pytest.mark.parametrize("more", [b"x", form.end_frame(1, 2)])
+def test_nothing_comes_after_the_end(tmp_path: Path, more: bytes) -> None:
+    path = write(tmp_path / "a.trace", [Access(0, 0, 0, (1, 2))])
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + more)
+    with pytest.raises(FileFormatError, match=f"{size + len(more)} bytes, the last frame ends at {size}"):
+        list(TraceFile(path))
+
+
 def test_an_end_that_counts_other_accesses_is_damage(tmp_path: Path) -> None:
     path = write(tmp_path / "a.trace", [Access(0, 0, 0, (1, 2))])
     content = path.read_bytes().removesuffix(form.end_frame(1, 2))

@@ -116,7 +116,7 @@ class HabitRoutes:
 class TraceRoutes:
     """Routes of a trace: decoding of single requests. Streams go on with the next request where one ends."""
 
-    def __init__(self, trace: TraceSource, layers: int, experts: int) -> None:
+    def __init__(self, trace: TraceSource, layers: int, experts: int, top_k: int) -> None:
         """Raises UsageError for the trace of another model, or one without single requests."""
         per_layer = [count for count in trace.header.space.per_layer if count]
         if per_layer != [experts] * layers:
@@ -130,6 +130,13 @@ class TraceRoutes:
         if not self._requests:
             raise UsageError(
                 "the trace has no decoding of a single request", remedy="record with one request"
+            )
+        chosen = {len(layer) for rows in self._requests for row in rows for layer in row}
+        if chosen != {top_k}:
+            counts = " and ".join(map(str, sorted(chosen)))
+            raise UsageError(
+                f"the trace has {counts} experts per token and layer, the model {top_k}",
+                remedy="record one with this model: strata run MODEL --record-trace FILE",
             )
         self.source = f"trace of {trace.header.model}, {sum(map(len, self._requests))} tokens"
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.bench import Numbers
 
 _MAX_TOKENS, _MAX_REQUESTS = 1 << 17, 64
+_ROUNDS = ("rounds", "hardware", "seed", "as_json", "debug")
 
 
 @click.command("simulate")
@@ -73,12 +75,7 @@ def command(
       strata simulate --rounds
     """
     if rounds:
-        _rounds(
-            hardware,
-            seed,
-            as_json,
-            [name for name, given in (("MODEL", positional or model), ("--trace", trace)) if given],
-        )
+        _rounds(hardware, seed, as_json)
         return
     if positional and model:
         raise UsageError(f"two models: {positional} and --model {model}", remedy="name one")
@@ -93,6 +90,19 @@ def command(
     _check_policy(policy)
     work = Workload(requests, prompt, answer, policy, trace, only, seed)
     _simulate(config, hardware, work, timeline, as_json)
+
+
+def _refuse_beside_rounds(context: click.Context) -> None:
+    """What was given and would have no effect is an error."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _ROUNDS or context.get_parameter_source(name) != ParameterSource.COMMANDLINE:
+            continue
+        word = "MODEL" if isinstance(parameter, click.Argument) else parameter.opts[-1]
+        raise UsageError(
+            f"--rounds has a model and a workload of its own: leave {word} out",
+            remedy="--hardware, --seed and --json go with it",
+        )
 
 
 def _check_policy(policy: str) -> None:
@@ -119,9 +129,8 @@ def _simulate(
         click.echo(printable(simulate_report.report(found, machine, work)))
 
 
-def _rounds(hardware: str | None, seed: int, as_json: bool, foreign: list[str]) -> None:
-    if foreign:
-        raise UsageError(f"--rounds has a model of its own: leave {foreign[0]} out")
+def _rounds(hardware: str | None, seed: int, as_json: bool) -> None:
+    _refuse_beside_rounds(click.get_current_context())
     from strata.engine.simulate.rounds import PROFILE, rebuild
     from strata.engine.simulate.rounds_words import explain
     from strata.errors import HardwareError

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from strata.errors import UsageError
+
+if TYPE_CHECKING:  # commands import what is heavy when they run
+    from strata.memory.trace import TraceSource
 
 _MAX_PARTS = 64
 
@@ -92,7 +95,7 @@ def replay(
         )
     reports = []
     for source in sources:
-        counts = [_count(part, source.header.space.total) for part in slots]
+        counts = [_count(part, source) for part in slots]
         results = list(replay_all(source, list(dict.fromkeys(counts)), names, options))
         if getattr(source, "torn", False):
             note(f"note: {trace} is cut off; replayed is what came before the cut")
@@ -139,8 +142,16 @@ def _policies(text: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in POLICIES]
 
 
-def _count(part: str, total: int) -> int:
-    return int(part.removesuffix("%")) * total // 100 if part.endswith("%") else int(part)
+def _count(part: str, source: TraceSource) -> int:
+    """Slots as a number. UsageError for more than the trace's model has experts."""
+    total = source.header.space.total
+    count = int(part.removesuffix("%")) * total // 100 if part.endswith("%") else int(part)
+    if count > total:
+        raise UsageError(
+            f"--slots {count}, {source.header.model} has {total} experts",
+            remedy=f"choose up to {total}, or a share such as 50%",
+        )
+    return count
 
 
 def _file_name(name: str) -> str:

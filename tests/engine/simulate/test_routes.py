@@ -80,7 +80,7 @@ def test_a_trace_gives_each_request_its_tokens_in_order() -> None:
         *(Access(2, 1, layer, (7, layer)) for layer in (1, 2)),
         Access(2, 2, 1, (0, 1)),
     ]
-    routes = TraceRoutes(Trace((0, 8, 8), accesses), layers=2, experts=8)
+    routes = TraceRoutes(Trace((0, 8, 8), accesses), layers=2, experts=8, top_k=2)
     found = [[tuple(layer) for layer in routes.stream(0).peek(ahead)] for ahead in range(5)]
     first, second = [[(1, 2)] * 2, [(2, 3)] * 2], [[(7, 1), (7, 2)]]
     assert found == [*first, *second, *first]
@@ -91,7 +91,10 @@ def test_a_trace_gives_each_request_its_tokens_in_order() -> None:
 def test_the_trace_of_another_model_is_refused() -> None:
     trace = Trace((8, 8), [Access(1, 0, 0, (0, 1))])
     with pytest.raises(UsageError, match="2 layers of 8 experts, the model 3 of 8"):
-        TraceRoutes(trace, layers=3, experts=8)
+        TraceRoutes(trace, layers=3, experts=8, top_k=2)
     with pytest.raises(UsageError, match="no decoding of a single request"):
-        TraceRoutes(trace, layers=2, experts=8)
+        TraceRoutes(trace, layers=2, experts=8, top_k=2)
     assert list(itertools.islice(trace, 1))
+    narrow = Trace((8,), [Access(1, 1, 0, (0, 1))])
+    with pytest.raises(UsageError, match="2 experts per token and layer, the model 4"):
+        TraceRoutes(narrow, layers=1, experts=8, top_k=4)
