@@ -47,7 +47,7 @@ from strata.core import ExpertId, Request, SamplingParams
 from strata.engine.bench.runs import RandomTokens
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine, plan_store
-from strata.engine.tier import open_tier
+from strata.engine.tier import POLICY, load_heat, open_tier
 from strata.hardware.host_memory import meminfo
 from strata.hardware.probe import probe
 from strata.memory.expert_host import HostExperts
@@ -197,7 +197,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         shared = store.manifest.files[0].bytes
         room = options.limit - anonymous_bytes() - shared - MARGIN
         held = room // max(record.layout().record_bytes for record in store.manifest.layers.values())
-        tier = open_tier(store, held, *([options.policy] if options.policy else []))
+        tier = open_tier(store, held, load_heat(store), policy=options.policy or POLICY)
         engine.decoder = engine.executor.decoder = Decoder(store.spec, store, engine.decoder.backend, tier)
     if options.favour is not None:
         known = options.known if options.child == "foresee" else None

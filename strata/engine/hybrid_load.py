@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
@@ -10,6 +12,7 @@ from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import EngineOptions
 from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile
+from strata.memory.heat import Heat
 from strata.memory.policies import POLICIES
 from strata.plan.cost import Speeds, speeds_of
 from strata.plan.figures import device_figures
@@ -25,8 +28,11 @@ def emulated_backend(
     plan: Plan,
     machine: HardwareProfile,
     engine: EngineOptions,
+    heat: Heat | None = None,
 ) -> HybridBackend:
     """Over an emulated device with the figures of `machine`'s: right results, and virtual time.
+
+    heat: what earlier runs used; it learns what this one decodes.
 
     CapacityError when the plan leaves the device idle.
     """
@@ -36,7 +42,7 @@ def emulated_backend(
             remedy="choose a smaller model.context, or device.use: none",
         )
     speeds = speeds_of(machine, {node.node: len(node.cpus) for node in plan.threads}, plan.host.spread)
-    options = _options(spec, store, plan, plan.device, speeds, engine)
+    options = replace(_options(spec, store, plan, plan.device, speeds, engine), heat=heat)
     return HybridBackend(EmulatedDevice(device_figures(machine)), HostKernels(cpu), cpu, spec, options)
 
 

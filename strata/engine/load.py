@@ -10,11 +10,12 @@ from typing import Literal, cast
 
 from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.engine import Engine, EngineOptions
-from strata.engine.tier import open_tier
+from strata.engine.tier import keep_heat, load_heat, open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
 from strata.hardware.placement import interleave
 from strata.hardware.profile import HardwareProfile
+from strata.memory.heat import Heat
 from strata.memory.kv_tiers import SPARE
 from strata.model.decoder import Decoder
 from strata.model.footprint import contents_of_store, footprint
@@ -79,12 +80,18 @@ def load_engine(
     )
     _interleave(plan)
     made = make_backend(backend, plan, activations)
+    heat = load_heat(store)
     if emulate is not None:
         reserve = int(plan.kv.pages * KV_RESERVE)
         options = replace(options, host_pages=_pool_pages(plan), reserve_pages=reserve)
-        made = _hybrid(made, store, plan, emulate, options)
-    tier = open_tier(store, plan.host.in_memory) if plan.host.disk_bytes and backend == "cpu" else None
-    return Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
+        made = _hybrid(made, store, plan, emulate, options, heat)
+    tier = None
+    if plan.host.disk_bytes and backend == "cpu":
+        # With a device it is the device's expert cache that sees all uses.
+        tier = open_tier(store, plan.host.in_memory, heat, learns=emulate is None)
+    engine = Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
+    keep_heat(engine, heat, store)
+    return engine
 
 
 def _interleave(plan: Plan) -> None:
@@ -112,7 +119,12 @@ def _pool_pages(plan: Plan) -> int:
 
 
 def _hybrid(
-    made: Backend, store: Store, plan: Plan, machine: HardwareProfile, options: EngineOptions
+    made: Backend,
+    store: Store,
+    plan: Plan,
+    machine: HardwareProfile,
+    options: EngineOptions,
+    heat: Heat,
 ) -> Backend:
     """The backend with an emulated device before it."""
     from strata.backends.cpu import CpuBackend
@@ -122,7 +134,7 @@ def _hybrid(
         raise ConfigError(
             f"device.use is emulated and backend.name is {made.name}", remedy="use the cpu backend beside it"
         )
-    return emulated_backend(made, store.spec, store, plan, machine, options)
+    return emulated_backend(made, store.spec, store, plan, machine, options, heat)
 
 
 def make_backend(name: BackendName, plan: Plan, activations: Activations) -> Backend:

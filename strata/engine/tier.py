@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 
+import strata
 from strata.errors import CapacityError
 from strata.memory.expert_host import HostExperts
 from strata.memory.experts import ExpertSpace
@@ -14,29 +15,41 @@ from strata.memory.policies import POLICIES
 from strata.store.expert_reader import ExpertReader
 from strata.store.reader import Store
 
+_PACKAGE = Path(strata.__file__).resolve().parent
 POLICY = "forecast"
 """Fewest misses on the traces of docs/expert-policies.md, and on routes drawn by rank (docs/disk-tier.md)."""
 
 
-def open_tier(store: Store, experts: int, policy: str = POLICY) -> HostExperts:
+def open_tier(
+    store: Store, experts: int, heat: Heat, *, learns: bool = True, policy: str = POLICY
+) -> HostExperts:
     """What brings the store's experts through memory for so many of them.
 
-    What earlier runs used most (heat.json) is read in the background, and heat is written at the end of the
-    process. CapacityError for less than one expert.
+    heat: what earlier runs used most is read in the background; learns: it also takes in what is used now.
+    CapacityError for less than one expert.
     """
-    spec, layers = store.spec, store.manifest.layers
-    space = ExpertSpace(tuple(store.manifest.expert_count * (i in layers) for i in range(spec.layers)))
-    records = {layer: record.layout().record_bytes for layer, record in layers.items()}
+    records = {layer: record.layout().record_bytes for layer, record in store.manifest.layers.items()}
     if experts < 1:
         raise CapacityError(
             f"memory has no room for a single expert of {max(records.values())} bytes",
             remedy="raise host.memory, or choose a smaller kv.size",
         )
-    heat = Heat.load(store.path, _fingerprint(store), space).heat
     memory = host_arena(experts * max(records.values())).memory
-    tier = HostExperts(space, records, memory, ExpertReader(store), POLICIES[policy], heat)
-    weakref.finalize(tier, _save, heat, store.path)
-    return tier
+    reader = ExpertReader(store)
+    return HostExperts(heat.space, records, memory, reader, POLICIES[policy], heat, learns=learns)
+
+
+def load_heat(store: Store) -> Heat:
+    """What earlier runs with this store used, or nothing."""
+    layers, count = store.manifest.layers, store.manifest.expert_count
+    space = ExpertSpace(tuple(count * (index in layers) for index in range(store.spec.layers)))
+    return Heat.load(store.path, _fingerprint(store), space).heat
+
+
+def keep_heat(owner: object, heat: Heat, store: Store) -> None:
+    """Write heat to the store when `owner` goes or the process ends, if it changed; never to the demo's."""
+    if _PACKAGE not in store.path.resolve().parents:
+        weakref.finalize(owner, _save, heat, store.path)
 
 
 def _fingerprint(store: Store) -> str:
@@ -45,4 +58,5 @@ def _fingerprint(store: Store) -> str:
 
 
 def _save(heat: Heat, path: Path) -> None:
-    heat.save(path)  # a hint: a read-only store starts cold the next time
+    if heat.changed:
+        heat.save(path)  # a hint: a read-only store starts cold the next time

@@ -122,6 +122,11 @@ class Arriving:
         self._left = [index for index in self._left if index not in self._group]
         return {index: self._host.record_at(self._place(index), self._layer) for index in self._group}
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that was given last lies in slots, and stays there until close, not in a buffer."""
+        return all(index in self._handles for index in self._group)
+
     def close(self) -> None:
         """Give up what has not come; what is being read into a slot will be there for others."""
         self._missing, self._left, self._group = [], [], []

@@ -50,8 +50,11 @@ class HostExperts:
         reader: Reader,
         policy: PolicyFactory,
         heat: Heat | None = None,
+        *,
+        learns: bool = True,
     ) -> None:
-        """record_bytes: by layer. heat: what was used before, which begins to be read; learns from now on.
+        """record_bytes: by layer. heat: what was used before, which begins to be read; learns: it learns what
+        is brought from now on.
 
         CapacityError when memory has no room for a record.
         """
@@ -74,7 +77,7 @@ class HostExperts:
         self._ended: list[tuple[int, StoreError | None]] = []
         self._loading: dict[ExpertId, Read] = {}  # into slots, until loaded or abandoned
         self._guesses: dict[ExpertId, None] = {}  # prefetched and not used so far
-        self._heat = heat
+        self._heat = heat if learns else None
         if heat is not None:
             heat.seed(self.cache.policy)
             self._warm(heat.warm_order(self.cache.slots))
@@ -95,6 +98,16 @@ class HostExperts:
             self._heat.add(layer, experts)
         return Arriving(self, layer, experts, passing, ordered)
 
+    def lend(self, expert: ExpertId, *, passing: bool) -> Arriving:
+        """One expert for somebody who copies it elsewhere: nothing is learned from that. See `bring`."""
+        self.collect(0.0)
+        self.cache.begin_step()
+        return Arriving(self, expert.layer, [expert.index], passing, ordered=False)
+
+    def has(self, expert: ExpertId) -> bool:
+        """Whether an expert is in memory, or on its way there."""
+        return self.cache.slot_of(expert) is not None or expert in self._loading
+
     def expect(self, layer: int, experts: Sequence[int]) -> None:
         """Experts that will probably be asked for next, likeliest first.
 
@@ -102,8 +115,7 @@ class HostExperts:
         """
 
         def missing(index: int) -> bool:
-            expert = ExpertId(layer, index)
-            return self.cache.slot_of(expert) is None and expert not in self._loading
+            return not self.has(ExpertId(layer, index))
 
         for index in self.foresight.expect(layer, experts, missing):
             if self._waiting_guesses() >= MOST_PREFETCHES or not self._prefetch(ExpertId(layer, index)):

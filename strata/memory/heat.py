@@ -52,10 +52,12 @@ class Heat:
         self.space = space
         self._uses = [np.zeros(count) for count in space.per_layer]
         self._steps = [0.0] * len(space.per_layer)
+        self.changed = False  # since it was made, loaded or saved
         self._keep = 0.5 ** (1 / HALF_LIFE_STEPS)
 
     def add(self, layer: int, experts: Sequence[int]) -> None:
         """One step: the router of `layer` chose these experts."""
+        self.changed = True
         self._uses[layer] *= self._keep
         self._uses[layer][list(experts)] += 1.0
         self._steps[layer] = self._steps[layer] * self._keep + 1.0
@@ -86,6 +88,7 @@ class Heat:
             _replace(store / HEAT, self._to_bytes())
         except OSError as error:
             return f"{store / HEAT} was not written: {error.strerror}"
+        self.changed = False
         return ""
 
     @classmethod

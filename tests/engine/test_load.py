@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import strata
 from strata.backends.base import KvDtype, KvSpec
 from strata.config import Override, load_config
 from strata.core import Request, SamplingParams
@@ -253,3 +254,40 @@ def test_the_demo_fills_the_device_as_planned() -> None:
     demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
     model = open_model(load_config(str(demo), [Override(*pair, "test") for pair in asked.items()]))
     check_taken(model.engine, model.plan)
+
+
+def emulated(store: Path) -> Engine:
+    with_card = replace(machine(), device=load_profile("rtx3090-2x-e5-2680v4").device)
+    plan = plan_store(store, with_card, PlanOptions(context=100, slots=8))
+    return load_engine(store, plan, emulate=with_card)
+
+
+def test_a_run_with_a_device_keeps_what_it_learned(store: Path, tmp_path: Path) -> None:
+    """Heat is written when the engine goes, not where nothing was decoded; the next run begins with it."""
+    copy = Path(shutil.copytree(store, tmp_path / "copy", ignore=shutil.ignore_patterns("heat.json")))
+    emulated(copy)
+    gc.collect()
+    assert not (copy / "heat.json").exists()
+    first = answer(emulated(copy))
+    gc.collect()
+    written = (copy / "heat.json").read_bytes()
+    engine: Any = emulated(copy)
+    assert any(engine.decoder.backend.options.heat.shares(layer).any() for layer in range(2))
+    assert answer(engine) == first
+    del engine
+    gc.collect()
+    assert (copy / "heat.json").read_bytes() != written
+
+
+def test_nothing_is_written_into_the_package() -> None:
+    package = Path(strata.__file__).parent
+    before = {path: path.stat().st_mtime_ns for path in package.rglob("heat.json")}
+    asked = {"device.use": "emulated", "model.context": "256"}
+    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
+    model = open_model(load_config(str(demo), [Override(*pair, "test") for pair in asked.items()]))
+    answer(model.engine)
+    backend: Any = model.engine.decoder.backend
+    assert backend.options.heat.changed
+    del model, backend
+    gc.collect()
+    assert {path: path.stat().st_mtime_ns for path in package.rglob("heat.json")} == before

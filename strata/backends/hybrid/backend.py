@@ -18,8 +18,9 @@ from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Ve
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
 from strata.backends.hybrid.estimates import base_seconds
 from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
+from strata.backends.hybrid.expert_source import ExpertSource
 from strata.backends.hybrid.expert_stream import ExpertStream
-from strata.backends.hybrid.experts_host import ExpertCall, ExpertSource, HostShare
+from strata.backends.hybrid.experts_host import ExpertCall, HostShare
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.kv_blocks import DeviceKv
 from strata.backends.hybrid.kv_stream import StreamedKv

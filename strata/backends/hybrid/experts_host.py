@@ -1,4 +1,4 @@
-"""The host's side of experts: where their records lie, and the CPU's share of a layer."""
+"""The host's side of experts: the CPU's share of a layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix
 from strata.backends.parts import ExpertBank, Gating
-from strata.core import ExpertId
 from strata.device.base import Buffer, Device
 from strata.plan.cost import Speeds
 
@@ -34,41 +33,6 @@ class ExpertCall(NamedTuple):
     def pairs(self, experts: Sequence[int]) -> int:
         """How many (row, choice) pairs name one of the experts."""
         return int(np.isin(self.ids, experts).sum())
-
-
-class ExpertSource:
-    """The experts' records in host memory as buffers that transfers read, made when first asked for.
-
-    pinned: lock each record's memory; False: it is plain memory and crosses through the staging buffers.
-    """
-
-    def __init__(self, device: Device, pinned: bool) -> None:
-        self._device = device
-        self._register = device.host_register if pinned else device.host_pageable
-        self._banks: dict[int, ExpertBank] = {}
-        self._records: dict[ExpertId, Buffer] = {}
-
-    def know(self, banks: Sequence[ExpertBank]) -> None:
-        """Banks of the model; each says which layer it is of."""
-        self._banks.update((bank.layer, bank) for bank in banks)
-
-    def bank(self, layer: int) -> ExpertBank:
-        """The experts of a layer."""
-        return self._banks[layer]
-
-    def record(self, expert: ExpertId) -> Buffer:
-        """An expert's record."""
-        found = self._records.get(expert)
-        if found is None:
-            values = self._banks[expert.layer].record(expert.index)
-            found = self._records[expert] = self._register(values, f"{expert}")
-        return found
-
-    def close(self) -> None:
-        """Unlock everything."""
-        for buffer in self._records.values():
-            self._device.free(buffer)
-        self._records.clear()
 
 
 class HostShare:

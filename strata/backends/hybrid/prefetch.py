@@ -92,14 +92,15 @@ class Prefetcher:
         self.metrics.cancelled += self._loader.cancel(ExpertId(layer, index) for index in wrong)
 
     def _candidates(self, layer: int, ids: NDArray[np.int32], weights: NDArray[np.float32]) -> list[int]:
-        """Absent experts that some row gives enough weight, the heaviest first."""
+        """Absent experts that some row gives enough weight, the heaviest first; none from the disk, for which
+        the host would wait."""
         shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
         heaviest = np.zeros(int(ids.max()) + 1, np.float32)
         np.maximum.at(heaviest, ids.reshape(-1), shares.reshape(-1))
         ranked = np.argsort(-heaviest, kind="stable").tolist()
-        has = self._loader.has
-        worth = [i for i in ranked if 0 < heaviest[i] >= self._least]
-        return [i for i in worth if not has(ExpertId(layer, i))]
+        worth = [ExpertId(layer, i) for i in ranked if 0 < heaviest[i] >= self._least]
+        has, is_near = self._loader.has, self._loader.source.is_near
+        return [expert.index for expert in worth if not has(expert) and is_near(expert)]
 
     def _room(self, layer: int) -> int:
         """Experts that cross until the next layer needs them, if nothing else is on the bus."""

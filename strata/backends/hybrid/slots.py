@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strata.backends.hybrid.experts_host import ExpertSource
+from strata.backends.hybrid.expert_source import ExpertSource
 from strata.core import ExpertId
 from strata.device.base import Buffer, Copy
 from strata.memory.expert_cache import ExpertCache
@@ -33,16 +33,25 @@ class SlotLoader:
 
     def load(self, claim: Claim, priority: Priority, due: int) -> Transfer:
         """Queue the copy of an expert into its slot; due: the running count of its layer."""
-        record = self.source.record(claim.expert)
+        try:
+            loan = self.source.lend([claim.expert], passing=False)
+        except BaseException:
+            self.cache.abandon(claim)
+            raise
+        (record,) = loan.records
         target = self.region.slot(claim.slot).slice(0, record.nbytes)
         transfer = self.queue.submit([Copy(target, record)], priority, due)
+        self.source.bind(loan, transfer)
         self._loads[claim.expert] = claim, transfer
         return transfer
 
     def warm(self, heat: Heat) -> None:
-        """Bring what earlier runs used most, in the background; tell the policy all that they used."""
+        """Bring what earlier runs used most, in the background; tell the policy all that they used.
+
+        Nothing is read from the disk for that.
+        """
         heat.seed(self.cache.policy)
-        for expert in heat.warm_order(self.cache.slots):
+        for expert in filter(self.source.is_near, heat.warm_order(self.cache.slots)):
             claim = self.cache.admit(expert, insist=True)
             if isinstance(claim, Claim):
                 self.load(claim, Priority.SPECULATIVE, expert.layer)
@@ -53,7 +62,7 @@ class SlotLoader:
 
     def slot(self, handle: Handle) -> Buffer:
         """Where a held expert's record lies, or will lie."""
-        return self.region.slot(handle.slot).slice(0, self.source.record(handle.expert).nbytes)
+        return self.region.slot(handle.slot).slice(0, self.source.nbytes(handle.expert.layer))
 
     def transfer(self, expert: ExpertId) -> Transfer:
         """Of an expert that the cache calls loading."""
@@ -64,6 +73,7 @@ class SlotLoader:
         arrived = [e for e, (_, t) in self._loads.items() if t.state is TransferState.DONE]
         for expert in arrived:
             self.cache.loaded(self._loads.pop(expert)[0])
+        self.source.settle()
 
     def cancel(self, experts: Iterable[ExpertId]) -> int:
         """Forget loads that were not issued; how many."""

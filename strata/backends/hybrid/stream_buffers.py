@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.backends.hybrid.experts_host import ExpertSource
+from strata.backends.hybrid.expert_source import ExpertSource
 from strata.core import ExpertId
 from strata.device.base import Buffer, Copy, Device, Stream
 from strata.memory.regions import Arena
@@ -61,11 +61,13 @@ class StreamBuffers:
         """Queue copies of at most `self.experts` experts into the buffer that was released first."""
         turn = self._turn
         assert self._loads[turn] is None and 0 < len(experts) <= self.experts
-        sources = [self._source.record(expert) for expert in experts]
+        loan = self._source.lend(experts, passing=True)
+        sources = loan.records
         records = [place.slice(0, s.nbytes) for place, s in zip(self._places[turn], sources, strict=False)]
         copies = [Copy(record, source) for record, source in zip(records, sources, strict=True)]
         released = self._released[turn]
         transfer = self._queue.submit(copies, priority, due, [released] if released.recorded else [])
+        self._source.bind(loan, transfer)
         load = self._loads[turn] = StreamLoad(turn, tuple(experts), tuple(records), transfer)
         self._turn = (turn + 1) % len(self._loads)
         return load
