@@ -8,7 +8,7 @@ from typing import Literal
 from strata.plan.cost import Misses, Spread
 
 RESERVE = 3 << 30
-"""Device memory that stays free: below it the longest-idle requests' KV leaves (field report A, 8 hours)."""
+"""Device memory that stays free, as field report A needed it for 8 hours of serving."""
 
 MAX_RUNNING = 64
 """Requests that take part in one step at most, however short each is."""

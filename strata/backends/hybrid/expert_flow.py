@@ -26,7 +26,7 @@ from strata.memory.transfer import Priority, Transfer, TransferState
 @dataclass
 class FlowMetrics:
     """Experts by how they were answered, summed over layers and steps. late: were on their way already.
-    fetched: into a slot; streamed: through the two buffers, for want of a slot or in a prompt."""
+    fetched: into a slot; streamed: through the ring of buffers, for want of a slot or in a prompt."""
 
     hits: int = 0
     late: int = 0
