@@ -139,6 +139,8 @@ def _write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or /dev/stdout cannot be replaced
         path.write_text(text, encoding="utf-8")
         return
+    if path.is_symlink():  # the file behind it is replaced, not the link: it may be /dev/stdout
+        path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         part.write_text(text, encoding="utf-8")

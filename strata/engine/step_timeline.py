@@ -28,7 +28,7 @@ class StepTimeline:
     """A sink of `Observer` that writes `path` when it is closed. left_out: steps whose ops were not kept."""
 
     def __init__(self, path: Path, plan: Plan, reads: Callable[[], ReadTotals] | None = None) -> None:
-        """Writes an empty timeline at once: what cannot be written must not show after an hour.
+        """Writes an empty timeline at once, see `_begin`.
 
         reads: what came from the disk so far, for a model larger than memory.
         """
@@ -40,7 +40,7 @@ class StepTimeline:
         self._steps = self._calls = 0
         self._reads = reads
         self._read = reads() if reads else None
-        self.timeline.write(path)
+        _begin(self.timeline, path)
 
     def add(self, step: StepDone, calls: Sequence[OpCall]) -> None:
         """A step, with what is inside it."""
@@ -91,12 +91,12 @@ class DeviceTimeline:
     """The same for an engine on an emulated device: its lanes and the host's, in its virtual time."""
 
     def __init__(self, path: Path, device: EmulatedDevice) -> None:
-        """Writes an empty timeline at once."""
+        """Writes an empty timeline at once, see `_begin`."""
         self.timeline = Timeline()
         self.left_out = 0
         self._path, self._device = path, device
         self._now = device.now()
-        self.timeline.write(path)
+        _begin(self.timeline, path)
         device.watch(self.timeline)
 
     def add(self, step: StepDone, calls: Sequence[OpCall]) -> None:
@@ -111,6 +111,12 @@ class DeviceTimeline:
         """Write the file."""
         self._device.watch(None)
         self.timeline.write(self._path)
+
+
+def _begin(timeline: Timeline, path: Path) -> None:
+    """What cannot be written must show now, not after an hour. Who reads a pipe would take this for all."""
+    if not path.is_fifo():
+        timeline.write(path)
 
 
 def _tokens(works: Sequence[Work]) -> int:

@@ -94,6 +94,17 @@ def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path, nam
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_link_stays_and_the_file_behind_it_is_new(tmp_path: Path) -> None:
+    """A link in the place of /dev/stdout, whose output goes to a file."""
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "out", tmp_path / "stdout"
+    file.touch()
+    link.symlink_to(file)
+    Timeline().write(link)
+    assert link.is_symlink() and json.loads(file.read_text())["displayTimeUnit"] == "ms"
+    assert list((tmp_path / "there").iterdir()) == [file]
+
+
 def test_neighbours_do_not_overlap_after_rounding_to_nanoseconds() -> None:
     timeline = Timeline()
     moments = [index / 3e6 for index in range(200)]

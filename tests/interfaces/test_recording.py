@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,16 @@ def test_a_full_disk_under_one_file_leaves_the_other_whole(store: Path, tmp_path
         timeline.parent.rmdir()
     recorded = TraceFile(trace)
     assert list(recorded) and not recorded.torn
+
+
+@pytest.mark.parametrize("use", ["none", "emulated"])
+def test_who_reads_a_pipe_gets_one_timeline(strata: Any, store: Path, tmp_path: Path, use: str) -> None:
+    pipe, found = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    device = ("--set", f"device.use={use}", "--set", "device.reserve=1GiB")
+    assert strata("run", store, "-p", "hello", *FIXED, *device, "--timeline", pipe).code == 0
+    reader.join(timeout=10)
+    (text,) = found
+    assert any(event["name"] == "decode 1" for event in json.loads(text)["traceEvents"])
