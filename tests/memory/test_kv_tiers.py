@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tiered import DeviceMachine, PlainMachine, Tiered
 
 from strata.core import FinishReason
-from strata.device.base import RaceError
+from strata.device.base import Copy, RaceError
 from strata.device.emulated import EmulatedDevice
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.experts import ExpertSpace
 from strata.memory.kv_mover import KvMover
 from strata.memory.policies.lru import LruPolicy
-from strata.memory.transfer import Transfer
+from strata.memory.transfer import Priority, Transfer
 
 texts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
@@ -125,7 +125,8 @@ def test_a_thousand_random_schedules_move_no_wrong_byte() -> None:
 
 
 class Forgetful(KvMover):
-    """Leaves out one kind of wait: "after": a move's for the steps before it, "order": a step's for moves."""
+    """Leaves out one kind of wait: "after": a move's for the steps before it, "order": a step's for moves,
+    "quiet": the question whether the device has done with pages."""
 
     left_out = ""
 
@@ -138,6 +139,9 @@ class Forgetful(KvMover):
     def order(self, move: Transfer) -> None:
         if self.left_out != f"order {move.direction}":
             super().order(move)
+
+    def is_quiet(self) -> bool:
+        return self.left_out == "quiet" or super().is_quiet()
 
 
 def run_forgetful(left_out: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -181,6 +185,43 @@ def test_a_page_that_is_called_back_is_not_written_before_its_copy_has_ended(
     assert call_back("", monkeypatch).tiers.statistics.back == 0
     with pytest.raises(RaceError):
         call_back("order d2h", monkeypatch)
+
+
+def give_back(left_out: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A request on borrowed places ends in the middle of its step; experts take their slots again at once.
+
+    Steps until they could.
+    """
+    monkeypatch.setattr("tiered.KvMover", Forgetful)
+    monkeypatch.setattr(Forgetful, "left_out", left_out)
+    device, rng = EmulatedDevice(ROUND), random.Random(1)
+    monkeypatch.setattr(rng, "random", lambda: 1.0)  # the host reads no result and passes no time
+    cache = ExpertCache(ExpertSpace((3,)), 3, LruPolicy)
+    machine = DeviceMachine(device, 3, 4, rng, cache)
+    most = machine.region.sizes.pages_beside(1)
+    tiered = Tiered(machine, 3, 4, reserve=0, most_places=most, chunk=24)
+    request = tiered.add([0, 1] * 10, 4)
+    tiered.step()
+    assert machine.region.slots < 3, "the prompt has room without borrowing"
+    tiered.end(request, FinishReason.ERROR)  # its pages are not kept
+    record, steps = device.host_alloc(768, "record"), 0
+    while machine.region.slots < 3:
+        steps += 1
+        assert steps < 20, "slots were not given back"
+        if steps > 1:
+            device.host_work({"host": 1e-3})
+        tiered.step()
+    for slot in (1, 2):
+        machine.queue.submit([Copy(machine.region.slot(slot), record)], Priority.NOW, 0)
+    machine.queue.drain()
+    device.sync(machine.compute)
+    return steps
+
+
+def test_slots_are_not_given_back_while_the_device_uses_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert give_back("", monkeypatch) > 1
+    with pytest.raises(RaceError):
+        give_back("quiet", monkeypatch)
 
 
 def test_places_are_not_free_before_their_moves_have_ended() -> None:
