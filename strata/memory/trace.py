@@ -36,7 +36,11 @@ class TraceWriter:
         self._block_chosen = 0
         self._accesses = 0
         self._chosen = 0
-        self._file = path.open("xb")
+        try:
+            self._file = path.open("xb")
+        except FileExistsError as error:
+            text = "File exists, and recordings are not overwritten: choose another name"
+            raise FileExistsError(error.errno, text, str(path)) from None
         self._file.write(form.MAGIC + form.frame(form.HEAD, header.to_bytes()))
 
     def add(self, access: Access) -> None:

@@ -90,10 +90,6 @@ class TransferQueue:
         self.statistics.by_priority[transfer.priority].cancelled += 1
         return True
 
-    def cancel_speculative(self) -> list[Transfer]:
-        """Cancel every SPECULATIVE transfer that was not issued; those are returned."""
-        return [t for t in list(self._queued) if t.priority is Priority.SPECULATIVE and self.cancel(t)]
-
     def raise_priority(self, transfer: Transfer, priority: Priority) -> None:
         """Make a queued transfer more urgent; no effect on others, or when it is as urgent already."""
         if transfer.state is TransferState.QUEUED and priority < transfer.priority:
