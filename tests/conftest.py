@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 # Before anything imports torch: its thread barriers made tests on tiny models 14 times slower on a busy
 # machine of two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a script starts in its background ignores Ctrl-C, and whatever tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
