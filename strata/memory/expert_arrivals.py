@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.core import ExpertId
 from strata.errors import CapacityError, StoreError
+from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import Claim, Handle
 from strata.store.expert_reader import ReadTotals
-
-if TYPE_CHECKING:
-    from strata.memory.expert_host import HostExperts
 
 Bytes = NDArray[np.uint8]
 
@@ -67,6 +65,41 @@ class Read:
         self.problem: StoreError | None = None
 
 
+class Landing(Protocol):
+    """Where experts arrive (`expert_host.HostExperts`)."""
+
+    cache: ExpertCache
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being read."""
+        ...
+
+    def collect(self, seconds: float) -> None:
+        """Take in the reads that have ended; waits up to `seconds` for the first one if any is under way."""
+        ...
+
+    def find(self, expert: ExpertId) -> Read | None:
+        """The read that is bringing an expert into its slot; it is needed now."""
+        ...
+
+    def read(self, expert: ExpertId, *, passing: bool) -> tuple[Read, Handle | None] | None:
+        """Begin to read an expert for somebody; None when there is no room at the moment."""
+        ...
+
+    def used(self, expert: ExpertId) -> None:
+        """Somebody asked for an expert."""
+        ...
+
+    def leave(self, read: Read) -> None:
+        """Somebody who waited for a read, or used its buffer, does not any more."""
+        ...
+
+    def record_at(self, place: int, layer: int) -> Bytes:
+        """The bytes of a place, read-only."""
+        ...
+
+
 class Arriving:
     """Experts on their way: a context manager whose iterator gives {index: record} as they are there.
 
@@ -76,7 +109,7 @@ class Arriving:
     """
 
     def __init__(
-        self, host: HostExperts, layer: int, experts: Sequence[int], passing: bool, ordered: bool
+        self, host: Landing, layer: int, experts: Sequence[int], passing: bool, ordered: bool
     ) -> None:
         self._host = host
         self._layer = layer
