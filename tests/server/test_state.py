@@ -89,6 +89,25 @@ def test_draining(serve: Serve) -> None:
     assert running.result(10).events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_what_was_admitted_is_answered_when_draining_begins(
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes between the start of the request and the first byte of its answer."""
+    server = serve()
+    start = server.service.call
+
+    def start_and_drain(*arguments: Any) -> Any:
+        call = start(*arguments)
+        server.service.draining = True
+        return call
+
+    monkeypatch.setattr(server.service, "call", start_and_drain)
+    body = hello(max_tokens=3) if path == CHAT else {"prompt": "hello", "max_tokens": 3}
+    assert server.post(path, {**body, "stream": True}).events[-1]["choices"][0]["finish_reason"]
+    assert server.post(path, body).error["code"] == "shutting_down"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_still_runs_when_the_engine_is_stopped(serve: Serve, stream: bool) -> None:
     """It ends with an error that says so, not with a cut connection."""

@@ -33,6 +33,7 @@ async def chat_completion(service: Service, body: ChatBody, http: HttpRequest) -
     """The whole way of a chat request. Raises ApiError before anything is sent where something is wrong."""
     unknown = check_parameters(body)
     _check(body)
+    service.admit()
     tools = await _tools(service, body)
     if body.tools and not tools and body.tool_choice != "none":
         unknown = ["tools", *unknown]  # the model would never see them

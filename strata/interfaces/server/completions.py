@@ -28,6 +28,7 @@ async def completion(service: Service, body: CompletionBody, http: HttpRequest) 
     """The whole way of a completion. Raises ApiError before anything is sent where something is wrong."""
     unknown = check_parameters(body)
     _check(body)
+    service.admit()
     call = await _start(service, body)
     writer = CompletionWriter(service, call, body)
     if body.stream:

@@ -43,11 +43,17 @@ class Service:
         self.limiter = anyio.CapacityLimiter(_TOKENIZING)
         self.answer_seconds = 1.0  # of recent answers, on average: for Retry-After
 
+    def admit(self) -> None:
+        """Asked once per answer, at its beginning: ApiError (503) when no new ones are taken.
+
+        What was admitted is answered to its end, also when draining begins a moment later.
+        """
+        if self.draining:
+            raise unavailable("the server is shutting down", "shutting_down", _RETRY_LOADING)
+
     @property
     def model(self) -> LoadedModel:
         """Raises ApiError (503) while there is none, or none any more."""
-        if self.draining:
-            raise unavailable("the server is shutting down", "shutting_down", _RETRY_LOADING)
         if self.thread.state is State.LOADING:
             raise unavailable(f"the model is loading: {self.thread.stage[0]}", "loading", _RETRY_LOADING)
         if self.thread.state is not State.READY or self.thread.model is None:
