@@ -1,5 +1,4 @@
 // Attention of single query tokens over the paged KV cache, split over the KV length (flash decoding).
-//
 // q is f32 [rows, heads * Dim]. A row sees tokens max(0, tokens[row] - window) .. tokens[row] (window 0: all)
 // of its sequence, whose pages are pages[first_page[row] ..]; without these two tables all rows are
 // successive tokens of one sequence: row r sees its first start + r + 1. The layer's block lies `layer_at`

@@ -1,7 +1,6 @@
 """The arithmetic and parsing of scripts/compare_peers.py, and the file that make_random_gguf.py writes.
 
-Nothing here is timed, and no peer is built or run.
-"""
+Nothing here is timed, and no peer is built or run."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import click
 
 from strata.config import Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.recording_options import timeline_option
 
 _MAX_TOKENS, _MAX_STREAMS = 1 << 20, 64
 
@@ -44,12 +45,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
-@click.option(
-    "--timeline",
-    type=click.Path(path_type=Path),
-    metavar="FILE.json",
-    help="What ran when, for ui.perfetto.dev.",
-)
+@timeline_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="JSON with every single run.")
 def command(

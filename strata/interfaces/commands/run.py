@@ -11,6 +11,7 @@ import click
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
 
 if TYPE_CHECKING:
     from strata.interfaces.session import Session
@@ -59,18 +60,8 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
 @click.option("--serve", is_flag=True, help="Answer over HTTP instead, as `strata serve` does.")
-@click.option(
-    "--timeline",
-    type=click.Path(path_type=Path),
-    metavar="FILE.json",
-    help="What ran when, for ui.perfetto.dev.",
-)
-@click.option(
-    "--record-trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Record which experts were used, for strata trace.",
-)
+@timeline_option
+@record_trace_option
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 @_add_flags
 def command(

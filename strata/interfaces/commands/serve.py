@@ -8,6 +8,7 @@ import click
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
 
 _FLAGS = (
     (("-m", "--model"), "model.path", "PATH", "Store, GGUF file, Hugging Face directory, demo or smollm2."),
@@ -27,18 +28,8 @@ PARALLEL = 4
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
-@click.option(
-    "--timeline",
-    type=click.Path(path_type=Path),
-    metavar="FILE.json",
-    help="What ran when, for ui.perfetto.dev.",
-)
-@click.option(
-    "--record-trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Which experts were used, for strata trace.",
-)
+@timeline_option
+@record_trace_option
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
 def command(
