@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,21 @@ from strata import __version__
 from strata.interfaces import cli
 
 DEMO_YAML = str(ROOT / "configs" / "demo.yaml")
-COMMANDS = ("run", "convert", "inspect", "plan", "simulate", "verify", "doctor", "bench", "trace")
-HEAVY = {"numpy", "torch", "rich", "prompt_toolkit", "tokenizers", "jinja2", "safetensors", "gguf"}
+COMMANDS = ("run", "serve", "convert", "inspect", "plan", "simulate", "verify", "doctor", "bench", "trace")
 
 
 def test_help_starts_light() -> None:
-    """`strata --help` stays below 0.3 s: nothing heavy is imported."""
-    code = "import sys; from strata.interfaces.cli import run; run(['--help']); print(*sys.modules)"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begin = time.perf_counter()
+    """`strata --help` imports click, yaml and few modules of its own, nothing heavy."""
+    code = (
+        "import sys; before = set(sys.modules); from strata.interfaces.cli import run; run(['--help']);"
+        "print(*set(sys.modules) - before)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - begin
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    print(f"strata --help: {seconds:.3f} s, {busy:.3f} s of processor time")
-    assert not HEAVY.intersection(done.stdout.split())
+    imported = done.stdout.splitlines()[-1].split()
+    packages = {name.partition(".")[0] for name in imported if "cython" not in name}  # yaml's own
+    assert packages - sys.stdlib_module_names <= {"strata", "click", "yaml", "_yaml"}
     assert all(name in done.stdout for name in COMMANDS)
-    assert busy < 0.3  # processor time: other programs on this machine do not count
+    assert len(imported) < 250  # about 110
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,11 @@ def test_layer_format_is_checked(strata: Any, checkpoint: Path, tmp_path: Path) 
 
 
 def test_inspect_agrees_with_transformers_or_refuses_by_name(strata: Any, cases: Path) -> None:
-    """Every config.json of the real cases, in less than a second each."""
+    """Every config.json of the real cases, without reading any weights."""
     expected = json.loads((cases / "configs" / "expected.json").read_text())["configs"]
     supported = 0
     for name, wanted in expected.items():
-        begin = time.process_time()
         result = strata("inspect", cases / "configs" / name, "--json")
-        assert time.process_time() - begin < 1.0, name
         if result.code:
             assert result.code == 1, name
             assert "not supported" in result.err or "is missing" in result.err, name

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import toy_tokenizer as toy
+from hangs import soon
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -163,7 +164,6 @@ def test_empty_stop_is_refused() -> None:
 def test_a_long_stop_string_stays_cheap() -> None:
     """A hostile stop of many equal letters must not make every letter expensive."""
     matcher = StopMatcher(["a" * 20_000 + "b"])
-    start = time.perf_counter()
-    shown = "".join(matcher.add("a" * 10) for _ in range(5000))
+    with soon():  # comparing each letter with the whole stop anew: 10**9 steps
+        shown = "".join(matcher.add("a" * 10) for _ in range(5000))
     assert len(shown) == 30_000
-    assert time.perf_counter() - start < 2.0

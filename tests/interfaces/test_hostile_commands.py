@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hangs import soon
 from safetensors.numpy import load_file, save_file
 
 from strata.errors import FileFormatError
@@ -36,9 +36,8 @@ def test_no_command_takes_a_hostile_file(
         ["run", "-m", path, "--prompt", "x", "--set", f"model.cache_dir={tmp_path / 'cache'}"],
     )
     for arguments in commands:
-        start = time.perf_counter()
-        assert cli.run(arguments) in (1, 2), arguments
-        assert time.perf_counter() - start < 1 or arguments[0] == "run"  # the first one imports everything
+        with soon():
+            assert cli.run(arguments) in (1, 2), arguments
         captured = capfd.readouterr()
         assert captured.out == "" and captured.err.startswith("error: ")
         assert "internal error" not in captured.err and "Traceback" not in captured.err

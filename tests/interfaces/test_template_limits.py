@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 
 import pytest
+from hangs import soon
 
 from strata.errors import TemplateError
 from strata.interfaces.chat_template import ChatTemplate
@@ -61,10 +61,8 @@ ENDLESS = {
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
 def test_endless_templates_are_cut(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
-    with pytest.raises(TemplateError):
+    with soon(), pytest.raises(TemplateError):
         ChatTemplate(source, limits=QUICK).render(MESSAGES)
-    assert time.perf_counter() - start < 4.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 

@@ -37,7 +37,7 @@ def test_a_departed_clients_request_ends(serve: Serve, stream: bool) -> None:
         assert (gone.status, gone.complete) == (200, False) if stream else gone.status == 499
         left = time.monotonic()
         server.idle()
-        assert time.monotonic() - left < 1.0
+        assert time.monotonic() - left < 10  # its 4,000 tokens would take 40 s
     script.stop()
     assert server.post(CHAT, hello()).json["choices"][0]["message"]["content"] == expected
     assert server.log.lines[0]["status"] == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -23,6 +22,7 @@ from gguf_bytes import (
     tensor_info,
     text,
 )
+from hangs import soon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -242,13 +242,9 @@ def test_a_large_vocabulary_parses_fast(tmp_path: Path) -> None:
         key_value("tokenizer.ggml.scores", ARRAY, array(FLOAT32, len(words), bytes(4 * len(words)))),
     ]
     path = save(tmp_path, Gguf(keys).build())
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
+    with soon():
         source = open_checkpoint(path)
-        seconds.append(time.process_time() - start)
     assert source.config["tokenizer.ggml.tokens"] == words
-    assert min(seconds) < 0.5
 
 
 def test_a_file_that_shrinks_is_an_error_not_zeros(tmp_path: Path) -> None:

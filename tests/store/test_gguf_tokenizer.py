@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fetch_tokenizers import published_tokenizer
+from hangs import soon
 from tokenizers import Tokenizer
 
 from strata.errors import FileFormatError, UnsupportedError
@@ -232,7 +232,5 @@ def test_contradictions_are_errors(change: dict[str, Sequence[Any]], words: str)
 def test_a_token_of_megabytes_is_refused_at_once() -> None:
     """case-01: its cuts into two tokens, from which merges are derived, would take days."""
     tokens = ["<unk>", "a", "aa", "a" * 10_000_000]
-    start = time.perf_counter()
-    with pytest.raises(FileFormatError, match=r"tokens\[3\] has 10000000 characters, at most 1024"):
+    with soon(), pytest.raises(FileFormatError, match=r"tokens\[3\] has 10000000 characters, at most 1024"):
         tokenizer_files({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens})
-    assert time.perf_counter() - start < 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hangs import soon
 
 from strata.errors import StrataError
 from strata.store.checkpoint import open_checkpoint
@@ -54,17 +54,15 @@ def test_the_expectations_are_about_files_of_the_manifest() -> None:
 def test_hostile_files(item: dict[str, Any]) -> None:
     """case-01, case-02, case-04, case-05, case-06."""
     path = HOSTILE / item["file"]
-    start = time.perf_counter()
     if item["file"] in SOUND:
         assert open_checkpoint(path).tensors
     else:
-        with pytest.raises(StrataError) as caught:
+        with soon(), pytest.raises(StrataError) as caught:
             open_checkpoint(path)
         message = str(caught.value)
         assert path.name in message or str(path.parent) in message
         assert all(part in message for part in SAYS.get(item["file"], []))
         assert caught.value.exit_code != 0
-    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.skipif(
@@ -122,8 +120,6 @@ def test_sparse_giants_cost_no_memory(tmp_path: Path) -> None:
         with (tmp_path / name).open("wb") as file:
             file.write(content)
             file.truncate(1 << 42)
-        start = time.perf_counter()
-        with pytest.raises(StrataError, match=name):
+        with soon(), pytest.raises(StrataError, match=name):
             open_checkpoint(tmp_path / name)
-        assert time.perf_counter() - start < 1
     assert peak_kib([tmp_path / name for name in files]) < 200 * 1000
