@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SECONDS = 30.0
-"""What is guarded against takes minutes to days; what is called takes milliseconds, however busy the machine."""
+"""What is guarded against takes minutes to days; what is called takes milliseconds, on a busy machine too."""
 
 
 @contextmanager
