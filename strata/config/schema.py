@@ -73,14 +73,19 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """The graphics card. use: "emulated" is one made of software, for tests and simulation: no speed.
+    """The graphics card. use: "emulated" is one made of software, for tests and simulation: no speed;
+    "cuda" a real one, on which nothing has run so far, so that "auto" leaves it idle in a run.
+
+    kernels: "cuda" are those of csrc/cuda, which the emulated card runs in an emulator; "host" the
+    processor's in their place, which only the emulated card can have; "auto" is whichever is fast.
 
     memory: bytes of it that may be used, reserve: of them, kept free.
 
     workspace: the most that activations and buffers take; None: what a prefill chunk needs.
     """
 
-    use: Literal["auto", "none", "emulated"] = "auto"
+    use: Literal["auto", "none", "emulated", "cuda"] = "auto"
+    kernels: Literal["auto", "host", "cuda"] = "auto"
     memory: int | None = None
     reserve: int = 3 << 30
     workspace: int | None = None
@@ -199,7 +204,8 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "engine": {"prefill_chunk": Integer(1, 1 << 16), "requests": Integer(1, 1024)},
     "device": {
-        "use": Choice(("auto", "none", "emulated")),
+        "use": Choice(("auto", "none", "emulated", "cuda")),
+        "kernels": Choice(("auto", "host", "cuda")),
         "memory": Size(low=1 << 28),
         "reserve": Size(low=0, auto=False),
         "workspace": Size(low=1 << 20),

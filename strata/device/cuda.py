@@ -31,6 +31,7 @@ from strata.device.cuda_batch import BatchCopy, find_batch_copy, load_driver
 from strata.errors import CapacityError, HardwareError
 
 # Names and values of cuda_runtime_api.h that cupy does not export.
+COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76
 HOST_REGISTER_PORTABLE = 1
 HOST_REGISTER_READ_ONLY = 8
 OUT_OF_MEMORY = 2
@@ -54,11 +55,18 @@ class CudaDevice:
 
     def __init__(self, index: int = 0) -> None:
         self._runtime = _cuda_runtime()
+        self._index = index
         self._call("setDevice", index)
         self._batch_copy: BatchCopy | None = find_batch_copy(load_driver())
         self._live: list[Allocation] = []
         self._streams: list[Stream] = []
         self._events: list[CudaEvent] = []
+
+    @property
+    def arch(self) -> str:
+        """What kernels are compiled for, such as "sm_86"."""
+        parts = (self._call("deviceGetAttribute", of, self._index) for of in (COMPUTE_MAJOR, COMPUTE_MINOR))
+        return "sm_{}{}".format(*parts)
 
     # Memory
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
 from strata.engine.tier import keep_heat, load_heat, open_tier
 from strata.errors import ConfigError
@@ -56,16 +57,16 @@ def load_engine(
     valid_tokens: int | None = None,
     share_prefixes: bool = True,
     wrap: Callable[[Backend], Backend] | None = None,
-    emulate: HardwareProfile | None = None,
+    device: DeviceRun | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
     plan: made for this store and this machine (`plan_store`); context, KV pages, threads and chunk are its.
     Where it leaves experts on the disk, memory becomes a cache of them; else all are mapped.
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. share_prefixes: see EngineOptions.
-    wrap: puts something before the backend, such as a clock. emulate: the machine whose device is emulated
-    and for which the plan was made; None: the backend computes all.
-    Raises StoreError, HardwareError (no usable processor), CapacityError (no room for an expert).
+    wrap: puts something before the backend, such as a clock. device: computes before the backend, which then
+    has the experts that are not worth bringing there; None: the backend computes all.
+    Raises StoreError, HardwareError (no usable processor or device), CapacityError (no room for an expert).
     """
     store = Store.open(store_path)
     spec = store.spec
@@ -81,14 +82,14 @@ def load_engine(
     _interleave(plan)
     made = make_backend(backend, plan, activations)
     heat = load_heat(store)
-    if emulate is not None:
+    if device is not None:
         reserve = int(plan.kv.pages * KV_RESERVE)
         options = replace(options, host_pages=_pool_pages(plan), reserve_pages=reserve)
-        made = _hybrid(made, store, plan, emulate, options, heat)
+        made = _hybrid(made, store, plan, device, options, heat)
     tier = None
     if plan.host.disk_bytes and backend == "cpu":
         # With a device it is the device's expert cache that sees all uses.
-        tier = open_tier(store, plan.host.in_memory, heat, learns=emulate is None)
+        tier = open_tier(store, plan.host.in_memory, heat, learns=device is None)
     engine = Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
     keep_heat(engine, heat, store)
     return engine
@@ -122,19 +123,20 @@ def _hybrid(
     made: Backend,
     store: Store,
     plan: Plan,
-    machine: HardwareProfile,
+    device: DeviceRun,
     options: EngineOptions,
     heat: Heat,
 ) -> Backend:
-    """The backend with an emulated device before it."""
+    """The backend with a device before it."""
     from strata.backends.cpu import CpuBackend
-    from strata.engine.hybrid_load import emulated_backend
+    from strata.engine.hybrid_load import device_backend
 
     if not isinstance(made, CpuBackend):
         raise ConfigError(
-            f"device.use is emulated and backend.name is {made.name}", remedy="use the cpu backend beside it"
+            f"device.use is {device.use} and backend.name is {made.name}",
+            remedy="use the cpu backend beside it",
         )
-    return emulated_backend(made, store.spec, store, plan, machine, options, heat)
+    return device_backend(made, store.spec, store, plan, device, options, heat)
 
 
 def make_backend(name: BackendName, plan: Plan, activations: Activations) -> Backend:

@@ -12,13 +12,16 @@ from strata.hardware.files import ROOT, format_cpu_list
 from strata.hardware.gpus import BY_PCI_ID
 from strata.hardware.host_memory import available_bytes
 from strata.hardware.numa import MemoryNode, memory_nodes
-from strata.hardware.pci import Link, PciDevice, graphics_cards
+from strata.hardware.nvml import Card
+from strata.hardware.pci import LANE_BYTES, Link, PciDevice, graphics_cards
 from strata.hardware.profile import DeviceProfile, HardwareProfile, Processor, Rate
 
 LINK_SHARE = 12 / 15.75
 """Of a link's nominal speed; field report A: ~12 GB/s over PCIe 3.0 x16. Assumed to hold for other links."""
 NODE_READ = Rate(20e9, "assumed")
 """Of one memory node before it is measured: two channels of DDR4-2400 deliver about that much."""
+UNKNOWN_READ, UNKNOWN_MACS = 300e9, 20e12
+"""Of a card that tells neither clocks nor cores: a small one's."""
 CORE_MACS = {"avx512": Rate(154e9, "assumed"), "avx2": Rate(110e9, "assumed")}
 """Of one core before it is measured: half of what the products of 512 tokens gave on two cloud cores."""
 
@@ -46,6 +49,20 @@ def probe(
         device=device,
         warnings=(*_limit_warnings(limit), *_node_warnings(machine, nodes), *warnings),
     )
+
+
+def card_profile(card: Card, machine: HardwareProfile) -> DeviceProfile:
+    """A card whose datasheet is not known, from what its driver says; rates are assumed.
+
+    Memory that moves twice per clock, two 16-bit multiply-adds per core and clock (GeForce cards; the
+    A100 and its successors have more).
+    """
+    link = Link(card.generation, card.width) if card.generation in LANE_BYTES and card.width else Link(3, 16)
+    copies = Rate(LINK_SHARE * link.bandwidth, "assumed")
+    read = 2 * card.memory_hz * card.bus_bits / 8 or UNKNOWN_READ
+    macs = 2 * card.cores * card.core_hz or UNKNOWN_MACS
+    node, rates = machine.nodes[0].index, (Rate(read, "assumed"), Rate(macs, "assumed"))
+    return DeviceProfile(card.name, card.memory, node, link, *rates, copies, copies)
 
 
 def _limit_warnings(limit: MemoryLimit | None) -> list[str]:

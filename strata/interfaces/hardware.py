@@ -13,10 +13,12 @@ import numpy as np
 from strata.backends import isa
 from strata.backends.cpu import CpuBackend
 from strata.config import Config
-from strata.errors import StrataError
+from strata.engine.device_run import DeviceRun
+from strata.errors import ConfigError, StrataError
 from strata.hardware.bandwidth import read_bandwidth
+from strata.hardware.gpu_stack import gpu_stack
 from strata.hardware.measure import Measurement, load, machine_key, measure_nodes, measured, save
-from strata.hardware.probe import probe
+from strata.hardware.probe import card_profile, probe
 from strata.hardware.profile import HardwareProfile
 from strata.hardware.profile_file import load_profile
 from strata.interfaces.importing import cache_folder
@@ -62,10 +64,34 @@ def remembered_machine() -> HardwareProfile:
 
 
 def with_device(machine: HardwareProfile, config: Config) -> HardwareProfile:
-    """The machine that a configuration runs on: with device.use "emulated" it has the card of a profile."""
-    if config.device.use != "emulated":
-        return machine
-    return dataclasses.replace(machine, device=load_profile(_EMULATED).device)
+    """The machine that a configuration runs on: with device.use "emulated" it has the card of a profile.
+
+    With "cuda" it has its own, known by its PCI id or else by what the driver says. HardwareError names all
+    that is missing for it.
+    """
+    if config.device.use == "emulated":
+        return dataclasses.replace(machine, device=load_profile(_EMULATED).device)
+    if config.device.use == "cuda":
+        stack = gpu_stack()
+        stack.require()
+        return dataclasses.replace(machine, device=machine.device or card_profile(stack.cards[0], machine))
+    return machine
+
+
+def device_run(config: Config, machine: HardwareProfile) -> DeviceRun | None:
+    """What a run computes on beside the processors. ConfigError for kernels that the device cannot run."""
+    use, kernels = config.device.use, config.device.kernels
+    if use == "emulated":
+        return DeviceRun(machine, use, "host" if kernels == "auto" else kernels)
+    if use == "cuda" and kernels != "host":
+        return DeviceRun(machine, use, "cuda")
+    if use == "cuda" or kernels == "cuda":
+        where = config.where("device.kernels")
+        raise ConfigError(
+            f"device.kernels is {kernels} ({where}) and device.use is {use}",
+            remedy="host kernels need device.use: emulated; cuda kernels emulated or cuda",
+        )
+    return None
 
 
 def examine_machine() -> HardwareProfile:

@@ -14,7 +14,7 @@ from strata.errors import ConfigError, ContextOverflowError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
-from strata.interfaces.hardware import remembered_machine, with_device
+from strata.interfaces.hardware import device_run, remembered_machine, with_device
 from strata.interfaces.importing import Progress
 from strata.interfaces.messages import Message
 from strata.interfaces.planning import plan_run
@@ -133,7 +133,7 @@ def open_model(
         backend=config.backend.name,
         activations=config.backend.activations,
         valid_tokens=tokenizer.vocab_size,
-        emulate=machine if config.device.use == "emulated" else None,
+        device=device_run(config, machine),
     )
     return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
 

@@ -66,12 +66,12 @@ def plan_run(
 ) -> Plan:
     """The plan that a run of this store obeys, which is what `strata plan` prints, without advice.
 
-    context, requests: instead of the configuration's. A real graphics card stays idle: its kernels do not
-    exist yet; an emulated one holds the KV pages unless kv.tier says host. Raises StoreError and what
-    `make_plan` raises.
+    context, requests: instead of the configuration's. A graphics card that was not asked for by name stays
+    idle, because no kernel has run on one so far; one that was, emulated or not, holds the KV pages unless
+    kv.tier says host. Raises StoreError and what `make_plan` raises.
     """
     options = dataclasses.replace(plan_options(config), device=False)
-    if config.device.use == "emulated":
+    if config.device.use in ("emulated", "cuda"):
         options = dataclasses.replace(options, device=True, kv_tier=options.kv_tier or "device")
     if context is not None:
         options = dataclasses.replace(options, context=context)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from published_sizes import QWEN3
 
-from strata.engine.hybrid_load import emulated_backend
+from strata.engine.device_run import DeviceRun
+from strata.engine.hybrid_load import device_backend
 from strata.errors import CapacityError
 from strata.hardware.profile_file import load_profile
 from strata.plan.options import PlanOptions
@@ -24,4 +25,4 @@ def plan(chunk: int) -> Plan:
 def test_a_plan_that_leaves_the_device_idle_is_refused() -> None:
     changed = replace(plan(512), device=None)
     with pytest.raises(CapacityError, match=r"(?s)leaves the device idle.*device\.use: none"):
-        emulated_backend(None, None, None, changed, MACHINE, None)  # type: ignore[arg-type]
+        device_backend(None, None, None, changed, DeviceRun(MACHINE), None)  # type: ignore[arg-type]

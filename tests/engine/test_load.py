@@ -17,6 +17,7 @@ import strata
 from strata.backends.base import KvDtype, KvSpec
 from strata.config import Override, load_config
 from strata.core import Request, SamplingParams
+from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine, plan_store
 from strata.errors import CapacityError, ConfigError, StoreError
@@ -245,7 +246,7 @@ def test_the_device_is_filled_as_planned(store: Path, tier: Any, asked: dict[str
     profile = load_profile("rtx3090-2x-e5-2680v4")
     with_card = replace(machine(), device=profile.device)
     plan = plan_store(store, with_card, PlanOptions(context=100, kv_tier=tier, **asked))
-    engine = load_engine(store, plan, emulate=with_card)
+    engine = load_engine(store, plan, device=DeviceRun(with_card))
     check_taken(engine, plan)
 
 
@@ -259,7 +260,7 @@ def test_the_demo_fills_the_device_as_planned() -> None:
 def emulated(store: Path) -> Engine:
     with_card = replace(machine(), device=load_profile("rtx3090-2x-e5-2680v4").device)
     plan = plan_store(store, with_card, PlanOptions(context=100, slots=8))
-    return load_engine(store, plan, emulate=with_card)
+    return load_engine(store, plan, device=DeviceRun(with_card))
 
 
 def test_a_run_with_a_device_keeps_what_it_learned(store: Path, tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""Which device a run computes on, and with which kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.hardware.profile import HardwareProfile
+
+DeviceUse = Literal["emulated", "cuda"]
+KernelChoice = Literal["host", "cuda"]
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """machine: for which the plan was made; its device has the figures of the emulated one, and its speeds
+    are what the split of missed experts begins with. kernels: "cuda" are those of csrc/cuda, in the emulator
+    where the device is emulated; "host" are the CPU backend's over the emulated device's memory."""
+
+    machine: HardwareProfile
+    use: DeviceUse = "emulated"
+    kernels: KernelChoice = "host"
