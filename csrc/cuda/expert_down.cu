@@ -23,7 +23,6 @@ DEVICE void write_pairs(const PartialSums<Tiles>& sums, const float* bias, float
 
 template <class Format, int Tiles>
 DEVICE void expert_down(const ExpertTable& experts, const float* hidden, float* out, const DownShape& shape) {
-    static_assert(!Format::kRowScale, "a scale per row would multiply the slices before it, too");
     SHARED_MEMORY(shared);
     constexpr int kTokens = PartialSums<Tiles>::kTokens;
     const PartialSums<Tiles> partial = {reinterpret_cast<float*>(shared)};
@@ -70,6 +69,10 @@ DOWN_FORMAT(w4g32, Int4<32, false>)
 DOWN_FORMAT(w4g64, Int4<64, false>)
 DOWN_FORMAT(w4g128, Int4<128, false>)
 DOWN_FORMAT(w4g32m, Int4<32, true>)
+DOWN_FORMAT(w4g64m, Int4<64, true>)
+DOWN_FORMAT(w4g128m, Int4<128, true>)
 DOWN_FORMAT(mxfp4, Mxfp4)
+DOWN_FORMAT(w8, Int8<0>)
 DOWN_FORMAT(w8g32, Int8<32>)
 DOWN_FORMAT(bf16, Bf16)
+DOWN_FORMAT(f16, F16)

@@ -57,13 +57,15 @@ DEVICE void multiply_unit(const typename Format::Unit& unit, const Activations<T
 #pragma unroll
         for (int i = 0; i < kStepsPerGroup; ++i) {
             const int step = group * kStepsPerGroup + i;
-            u32 a[4];
+            u32 a[4], rest[4];
             Format::operand(unit, step, a);
+            if (Format::kRemainder) Format::remainder(unit, step, rest);
 #pragma unroll
             for (int tile = 0; tile < Tiles; ++tile) {
                 u32 b[2];
                 pack_step(x.values[tile][step], b);
                 mma_bf16(products[tile], a, b);
+                if (Format::kRemainder) mma_bf16(products[tile], rest, b);
                 if (Format::kMinimum) mma_bf16(totals[tile], ones, b);  // sums of the activations
             }
         }
@@ -80,11 +82,10 @@ DEVICE void multiply_unit(const typename Format::Unit& unit, const Activations<T
     }
 }
 
-// Units first, first + stride, ... of one row block; sums[tile][i] is row 2 * group + i / 2 of token
-// 2 * member + i % 2.
+// Units first, first + stride, ... of one row block, without a scale per row.
 template <class Format, int Tiles>
-DEVICE void multiply_row_block(const u8* block, int units, int columns, int first, int stride,
-                               const Tokens<Tiles>& tokens, Lane lane, float (&sums)[Tiles][4]) {
+DEVICE void multiply_units(const u8* block, int units, int columns, int first, int stride,
+                           const Tokens<Tiles>& tokens, Lane lane, float (&sums)[Tiles][4]) {
     if (first >= units) return;
     typename Format::Unit unit = Format::load(block, units, first, lane);
     Activations<Tiles> x = load_activations(tokens, first, columns, lane);
@@ -97,12 +98,23 @@ DEVICE void multiply_row_block(const u8* block, int units, int columns, int firs
         }
         multiply_unit<Format>(current, current_x, sums);
     }
-    if (!Format::kRowScale) return;
+}
+
+// The same with it; sums[tile][i] is row 2 * group + i / 2 of token 2 * member + i % 2.
+template <class Format, int Tiles>
+DEVICE void multiply_row_block(const u8* block, int units, int columns, int first, int stride,
+                               const Tokens<Tiles>& tokens, Lane lane, float (&sums)[Tiles][4]) {
+    if (!Format::kRowScale) {
+        multiply_units<Format, Tiles>(block, units, columns, first, stride, tokens, lane, sums);
+        return;
+    }
+    float products[Tiles][4] = {};
+    multiply_units<Format, Tiles>(block, units, columns, first, stride, tokens, lane, products);
     const float2 scale = Format::row_scale(block, units, lane);
 #pragma unroll
     for (int tile = 0; tile < Tiles; ++tile) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[tile][i] *= i < 2 ? scale.x : scale.y;
+        for (int i = 0; i < 4; ++i) sums[tile][i] += (i < 2 ? scale.x : scale.y) * products[tile][i];
     }
 }
 

@@ -10,8 +10,10 @@
 // Formats with 8 and 16 bits are paired the same way. A warp reads each 32-byte sector of a unit (16 rows x
 // 64 columns) exactly once.
 //
-// A format says: kMinimum (scale * q + minimum), kRowScale (one scale per row, applied at the end), kGroups
-// (of a unit), block_bytes, load, operand, and what of scale, minimum and row_scale it has.
+// A format says: kMinimum (scale * q + minimum), kRowScale (one scale per row, applied at the end),
+// kRemainder (a number is the sum of two bf16: operand and remainder), kGroups (of a unit), block_bytes,
+// load, operand, and what of scale, minimum and row_scale it has. OneNumber answers for what a format does
+// not have.
 #pragma once
 
 #include "device.cuh"
@@ -34,20 +36,53 @@ DEVICE float2 f16_pair(u32 pair) {
 
 DEVICE int rounded_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// What formats without a scale per row answer; never used.
-struct NoRowScale {
+// What most formats answer: no minimum, no scale per row, every number one bf16. The functions are never
+// used.
+struct OneNumber {
+    static constexpr bool kMinimum = false, kRowScale = false, kRemainder = false;
+
+    template <class Unit>
+    DEVICE float2 minimum(const Unit&, int) {
+        return make_float2(0.0f, 0.0f);
+    }
+    template <class Unit>
+    DEVICE void remainder(const Unit&, int, u32 (&)[4]) {}
     DEVICE float2 row_scale(const u8*, int, Lane) { return make_float2(1.0f, 1.0f); }
+};
+
+// The words of 4-bit formats; Own::numbers makes bf16 of two nibbles 16 bits apart.
+template <class Own>
+struct Nibbles : OneNumber {
+    static constexpr int kUnitBytes = 512;
+
+    // Chunks `member` and `member + 4`; x is row 2g, y row 2g + 1.
+    DEVICE void load_words(uint2 (&words)[2], const u8* block, int unit, Lane lane) {
+        const u8* const values = block + unit * kUnitBytes + lane.member * 64 + lane.group * 8;
+        words[0] = load_once(reinterpret_cast<const uint2*>(values));
+        words[1] = load_once(reinterpret_cast<const uint2*>(values + 256));
+    }
+
+    // The operand of step 0..3 of a unit; steps 0 and 1 are columns 8m..8m+7, 2 and 3 the same plus 32.
+    template <class Unit>
+    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
+        const uint2 words = unit.words[step / 2];
+        const int shift = step % 2 * 4;
+        a[0] = Own::numbers(words.x >> shift);
+        a[1] = Own::numbers(words.y >> shift);
+        a[2] = Own::numbers(words.x >> (shift + 8));
+        a[3] = Own::numbers(words.y >> (shift + 8));
+    }
 };
 
 // w4g32, w4g64, w4g128 and their forms with a minimum: scale * (q - 8), or scale * q + minimum.
 template <int Columns, bool Minimum>
-struct Int4 : NoRowScale {
-    static constexpr bool kMinimum = Minimum, kRowScale = false;
+struct Int4 : Nibbles<Int4<Columns, Minimum>> {
+    static constexpr bool kMinimum = Minimum;
     static constexpr int kGroups = Columns == 32 ? 2 : 1;  // of a unit
     static constexpr int kUnitBytes = 512;
 
     struct Unit {
-        uint2 words[2];  // chunks `member` and `member + 4`; x is row 2g, y row 2g + 1
+        uint2 words[2];
         u32 scales[kGroups], minimums[Minimum ? kGroups : 1];
     };
 
@@ -59,9 +94,7 @@ struct Int4 : NoRowScale {
 
     DEVICE Unit load(const u8* block, int units, int unit, Lane lane) {
         Unit loaded;
-        const u8* const values = block + unit * kUnitBytes + lane.member * 64 + lane.group * 8;
-        loaded.words[0] = load_once(reinterpret_cast<const uint2*>(values));
-        loaded.words[1] = load_once(reinterpret_cast<const uint2*>(values + 256));
+        Int4::load_words(loaded.words, block, unit, lane);
         const u8* const scales = block + units * kUnitBytes + lane.group * 4;
 #pragma unroll
         for (int i = 0; i < kGroups; ++i) {
@@ -75,17 +108,7 @@ struct Int4 : NoRowScale {
         return loaded;
     }
 
-    // The operand of step 0..3 of a unit; steps 0 and 1 are columns 8m..8m+7, 2 and 3 the same plus 32.
-    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
-        const uint2 words = unit.words[step / 2];
-        const int shift = step % 2 * 4;
-        a[0] = numbers(words.x >> shift);
-        a[1] = numbers(words.y >> shift);
-        a[2] = numbers(words.x >> (shift + 8));
-        a[3] = numbers(words.y >> (shift + 8));
-    }
-
-    // Two nibbles 16 bits apart as bf16: 0x4300 | q is 128 + q, exactly.
+    // 0x4300 | q is 128 + q, exactly.
     DEVICE u32 numbers(u32 nibbles) {
         const u32 raised = (nibbles & 0x000f000fu) | 0x43004300u;
         return fma_bf16x2(raised, kOnes, Minimum ? 0xc300c300u : 0xc308c308u);  // - 128, or - 136
@@ -97,9 +120,8 @@ struct Int4 : NoRowScale {
 
 // mxfp4: E2M1 values, one E8M0 byte per 32 columns. As bf16 with exponent and mantissa bits shifted into
 // place a value is 2^-126 of what it means, subnormal ones included.
-struct Mxfp4 : NoRowScale {
-    static constexpr bool kMinimum = false, kRowScale = false;
-    static constexpr int kGroups = 2, kUnitBytes = 512;
+struct Mxfp4 : Nibbles<Mxfp4> {
+    static constexpr int kGroups = 2;
     static constexpr u32 kTwoTo126 = 0x7e807e80u;
 
     struct Unit {
@@ -111,22 +133,11 @@ struct Mxfp4 : NoRowScale {
 
     DEVICE Unit load(const u8* block, int units, int unit, Lane lane) {
         Unit loaded;
-        const u8* const values = block + unit * kUnitBytes + lane.member * 64 + lane.group * 8;
-        loaded.words[0] = load_once(reinterpret_cast<const uint2*>(values));
-        loaded.words[1] = load_once(reinterpret_cast<const uint2*>(values + 256));
+        load_words(loaded.words, block, unit, lane);
         const u8* const scales = block + units * kUnitBytes + unit * 32 + lane.group * 2;
         loaded.scales[0] = *reinterpret_cast<const u16*>(scales);
         loaded.scales[1] = *reinterpret_cast<const u16*>(scales + 16);
         return loaded;
-    }
-
-    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
-        const uint2 words = unit.words[step / 2];
-        const int shift = step % 2 * 4;
-        a[0] = numbers(words.x >> shift);
-        a[1] = numbers(words.y >> shift);
-        a[2] = numbers(words.x >> (shift + 8));
-        a[3] = numbers(words.y >> (shift + 8));
     }
 
     DEVICE u32 numbers(u32 nibbles) {
@@ -140,13 +151,12 @@ struct Mxfp4 : NoRowScale {
 
     // 2^(e - 127); the smallest is subnormal.
     DEVICE float power(u32 exponent) { return __uint_as_float(exponent == 0 ? 0x00400000u : exponent << 23); }
-    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
 };
 
 // w8g32 (Columns 32, an fp16 scale per 32 columns) and w8 (Columns 0, an f32 scale per row).
 template <int Columns>
-struct Int8 {
-    static constexpr bool kMinimum = false, kRowScale = Columns == 0;
+struct Int8 : OneNumber {
+    static constexpr bool kRowScale = Columns == 0;
     static constexpr int kGroups = kRowScale ? 1 : 2, kUnitBytes = 1024;
 
     struct Unit {
@@ -191,15 +201,14 @@ struct Int8 {
     DEVICE float2 scale(const Unit& unit, int group) {
         return kRowScale ? make_float2(1.0f, 1.0f) : f16_pair(unit.scales[group]);
     }
-    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
 
     DEVICE float2 row_scale(const u8* block, int units, Lane lane) {
         return *reinterpret_cast<const float2*>(block + units * kUnitBytes + lane.group * 8);
     }
 };
 
-struct Bf16 : NoRowScale {
-    static constexpr bool kMinimum = false, kRowScale = false;
+// The words of 16-bit formats, as they are stored.
+struct Halves : OneNumber {
     static constexpr int kGroups = 1, kUnitBytes = 2048;
 
     struct Unit {
@@ -229,5 +238,32 @@ struct Bf16 : NoRowScale {
     }
 
     DEVICE float2 scale(const Unit&, int) { return make_float2(1.0f, 1.0f); }
-    DEVICE float2 minimum(const Unit&, int) { return make_float2(0.0f, 0.0f); }
+};
+
+struct Bf16 : Halves {};
+
+// f16 has 11 significant bits and bf16 has 8: a number is the sum of two bf16, exactly.
+struct F16 : Halves {
+    static constexpr bool kRemainder = true;
+
+    DEVICE void operand(const Unit& unit, int step, u32 (&a)[4]) {
+        Halves::operand(unit, step, a);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = rounded(a[i]);
+    }
+
+    DEVICE void remainder(const Unit& unit, int step, u32 (&a)[4]) {
+        Halves::operand(unit, step, a);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 all = f16_pair(a[i]);
+            const u32 first = rounded(a[i]);
+            a[i] = pack_bf16(all.x - __uint_as_float(first << 16), all.y - __uint_as_float(first & ~0xffffu));
+        }
+    }
+
+    DEVICE u32 rounded(u32 pair) {
+        const float2 values = f16_pair(pair);
+        return pack_bf16(values.x, values.y);
+    }
 };

@@ -159,15 +159,15 @@ def combine(columns: int, tokens: int, top_k: int, with_rest: bool, add: bool = 
     return Prepared(call_of(shape, (*arrays, *tail)), lambda: assert_close(residual, expected, 2e-6))
 
 
-EXPERT_FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "mxfp4", "w8g32", "bf16")
 MANY = (3, 1, 16, 21)
 # 1,024 columns are four units per warp; 136 and 72 are tails inside a unit.
-LONG = {f"{fmt}-long": fmt for fmt in EXPERT_FORMATS}
+LONG = {f"{fmt}-long": fmt for fmt in FORMATS}
 SETUPS = {
     **{f"{fmt}-many": Setup(fmt, 136, 48, 1, MANY) for fmt in ("w4g64", "mxfp4")},
     "w4g64-slices": Setup("w4g64", 128, 256, 2, (1, 3)),
     "w4g128-slices": Setup("w4g128", 128, 1280, 2, (4,), kind="gelu_tanh"),
     "mxfp4-biases": Setup("mxfp4", 72, 136, 1, (5, 1, 2), biases=True, kind="swiglu_clamped"),
+    "w8-slices": Setup("w8", 64, 128, 2, (2, 1)),
     "w4g32-wide": Setup("w4g32", 64, 256, 1, (9, 2)),
 }
 SIMULATED = ("w4g64-long", "w4g32m-long", "mxfp4-biases", "w8g32-long", "bf16-long")

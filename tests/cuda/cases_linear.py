@@ -8,8 +8,7 @@ from packed_weights import random_matrix
 from runners import read_only, unwritten
 
 from strata.backends.cuda import launch_shapes
-
-FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "w4g64m", "w4g128m", "mxfp4", "w8", "w8g32", "bf16")
+from strata.store.formats import FORMATS
 
 
 def prepare(
@@ -53,7 +52,7 @@ def case(
     return Case(title, "linear", lambda: prepare(fmt, rows, columns, tokens, per_block, add, bias), ptx)
 
 
-SIMULATED = ("w4g64", "w4g32m", "w4g128", "mxfp4", "w8", "bf16")
+SIMULATED = ("w4g64", "w4g32m", "w4g128", "mxfp4", "w8", "bf16", "f16")
 # 1,024 columns are 4 units for each of the four warps: every stage of the loop.
 CASES = [
     *(case("one-token", fmt in SIMULATED, fmt, 32, 1024, 1) for fmt in FORMATS),

@@ -22,7 +22,7 @@ from strata.backends.cuda.emulator import EmulatorError
 from strata.backends.cuda.sources import KernelSource
 
 BARRIER = re.compile(r"__sync(threads|warp)\(\);")
-FORMATS_KEPT = ("w4g32m", "w4g64", "mxfp4", "w8", "bf16")
+FORMATS_KEPT = ("w4g32m", "w4g64", "mxfp4", "w8", "bf16", "f16")
 """Of kernels with an entry per format: mutants need not compile them all."""
 
 
@@ -82,6 +82,9 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("linear", "weights.cuh", "exponent == 0 ? 0x00400000u : exponent << 23", "exponent << 22"),
     ("linear", "weights.cuh", "step % 2 * 64 + step / 2 * 512", "step % 2 * 512 + step / 2 * 64"),
     ("linear", "weights.cuh", "(nibbles & 0x00080008u) << 12", "(nibbles & 0x00080008u) << 11"),
+    ("linear", "weights.cuh", "all.x - __uint_as_float(first << 16)", "all.y - __uint_as_float(first << 16)"),
+    ("linear", "weights.cuh", "first & ~0xffffu", "first & 0xffffu"),
+    ("linear", "tile.cuh", "if (Format::kRemainder) mma_bf16(products[tile], rest, b)", ""),
     ("expert_gate_up", "", "if (token >= pairs) continue", "if (token > pairs) continue"),
     ("expert_gate_up", "", "token_of_pair[first + token]", "token_of_pair[token]"),
     ("expert_gate_up", "", "element + 8, token)", "element + 7, token)"),
@@ -92,6 +95,12 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("expert_down", "", "min(experts.end() - first, kTokens)", "kTokens"),
     ("expert_down", "", "slice < shape.slices", "slice < 1"),
     ("expert_down", "", "row + slice * shape.slice_width", "row"),
+    (
+        "expert_down",
+        "tile.cuh",
+        "float products[Tiles][4] = {}; multiply_units",
+        "float(&products)[Tiles][4] = sums; multiply_units",
+    ),
     ("expert_down", "", "|| token >= pairs) continue", "|| token > pairs) continue"),
     ("combine", "", "i < first_of_token[token + 1]", "i <= first_of_token[token + 1]"),
     ("combine", "", "if (quad >= quads) return", "if (quad > quads) return"),

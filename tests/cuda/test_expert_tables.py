@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from strata.backends.cuda.attention import _require as require_attention
 from strata.backends.cuda.experts import Tables
 from strata.backends.cuda.experts import _require as require_experts
+from strata.backends.cuda.sources import kernel_source
 from strata.backends.hybrid.kernel_set import ExpertGroup
 from strata.backends.parts import Gating
 from strata.device.buffers import Allocation
@@ -57,10 +60,15 @@ def test_tables_hold_every_pair_once_in_the_order_of_experts(
     assert tables.most == max(np.diff(first_pair))
 
 
-@pytest.mark.parametrize(("fmt", "width"), [("w8", 64), ("f16", 64), ("w4g64", 60)])
-def test_experts_without_kernels_are_refused(fmt: str, width: int) -> None:
-    with pytest.raises(UnsupportedError, match="on a GPU"):
-        require_experts(group_of(np.zeros((1, 1), np.int32), [0], fmt, width))
+def test_experts_without_kernels_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="on a GPU: 60 elements of a slice"):
+        require_experts(group_of(np.zeros((1, 1), np.int32), [0], width=60))
+
+
+@pytest.mark.parametrize("file", ["linear", "expert_gate_up", "expert_down"])
+def test_every_format_of_the_store_has_kernels(file: str) -> None:
+    entries = re.findall(r"^\w+_FORMAT\((\w+), ", kernel_source(file).text, re.MULTILINE)
+    assert sorted(entries) == sorted(FORMATS)
 
 
 @pytest.mark.parametrize(("dim", "dtype", "page"), [(80, "int8", 32), (64, "f32", 32), (128, "bf16", 24)])

@@ -15,12 +15,8 @@ from strata.backends.cuda.launches import Launcher, Operand, require_multiple
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.kernel_set import ExpertGroup
 from strata.device.base import Buffer, Launch
-from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
 from strata.store.formats import UNIT_COLS
-
-EXPERT_FORMATS = ("w4g32", "w4g64", "w4g128", "w4g32m", "mxfp4", "w8g32", "bf16")
-"""Formats that expert_gate_up.cu and expert_down.cu have entries for."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +130,5 @@ def _down(
 
 def _require(group: ExpertGroup) -> None:
     layout = group.layout
-    for packed in (layout.gate_up, layout.down):
-        if packed.format.name not in EXPERT_FORMATS:
-            raise UnsupportedError(
-                f"experts in {packed.format.name} on a GPU", remedy=f"convert them to one of {EXPERT_FORMATS}"
-            )
     require_multiple("experts", "columns", layout.hidden, 8)
     require_multiple("experts", "elements of a slice", layout.slice_width, 8)

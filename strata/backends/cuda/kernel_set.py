@@ -18,12 +18,6 @@ from strata.memory.regions import Arena
 from strata.plan.spec import AttentionSpec, RouterSpec
 from strata.store.formats import UNIT_COLS
 
-LINEAR_FORMATS = (
-    *("w4g32", "w4g64", "w4g128", "w4g32m", "w4g64m", "w4g128m"),
-    *("mxfp4", "w8", "w8g32", "bf16"),
-)
-"""Formats that csrc/cuda/linear.cu has an entry for."""
-
 
 class CudaKernels:
     """See `KernelSet`. loader: where compiled kernels come from."""
@@ -69,10 +63,6 @@ class CudaKernels:
     ) -> Launch:
         packed = weight.shape
         require_multiple("linear", "columns", packed.cols, 8)
-        if packed.format.name not in LINEAR_FORMATS:
-            raise UnsupportedError(
-                f"linear of {packed.format.name} on a GPU", remedy="convert to another format"
-            )
         blocks = packed.blocks
         per_block = 1 if head_rows else launch_shapes.row_blocks_per_block(blocks, x.rows)
         shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
