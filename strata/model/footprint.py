@@ -10,7 +10,7 @@ from strata.backends.base import KvSpec
 from strata.memory.regions import aligned
 from strata.model.counts import expert_parameters
 from strata.model.resolve import Resolved, promised
-from strata.plan.activations import row_elements
+from strata.plan.activations import row_elements, scratch_bytes
 from strata.plan.footprint import Attention, Footprint
 from strata.plan.spec import ModelSpec
 from strata.store import names
@@ -113,6 +113,7 @@ def footprint(contents: Contents, kv: KvSpec) -> Footprint:
         kv_dtype=kv.dtype,
         page_tokens=kv.page_tokens,
         activation_bytes=4 * max(_widest(spec, kv), row_elements(spec, kv.key_dim, kv.value_dim)),
+        scratch_bytes=scratch_bytes(spec, kv.kv_heads, kv.value_dim),
         notes=contents.notes,
     )
 

@@ -1,11 +1,19 @@
-"""What a pass keeps on the device beside weights and KV pages: elements of a row, and of a row of logits."""
+"""What a pass keeps on the device beside weights and KV pages: elements of a row, and of a row of logits.
+
+Scratch of the CUDA kernels is counted, whatever computes: it is what a real card needs. A test makes their
+launches for layers of every kind and compares.
+"""
 
 from __future__ import annotations
 
-from strata.plan.spec import ModelSpec
+from strata.plan.spec import AttentionSpec, ExpertSpec, ModelSpec
 
 PIECES_BYTES = 64 * 256
 """Arrays of one layer that are there at once, at most, times the line that each may lose to alignment."""
+SPLIT_BLOCKS = 4 * 82
+"""Blocks that attention splits the KV length for, at most: four for each of a 3090's SMs."""
+GROUP_HEADS = 8
+"""Query heads of one KV head that a block of attention takes."""
 
 
 def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
@@ -19,13 +27,43 @@ def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
         value = a.heads * (value_dim + a.mla.v_head_dim)
         attention = 2 * a.mla.q_lora_rank + 2 * query + value + a.heads * (key_dim + value_dim)
         attention += 5 * key_dim
-    routed = 0
+    attention += _partial_row(a, value_dim)
+    ffn = 0 if experts is not None and all(spec.moe_layers) else _ffn_scratch(spec.dense_width)
     if experts is not None:
         # Normed rows, logits, ids and weights, of two routers; experts' sum, shared expert.
         routed = 2 * spec.hidden + 2 * (experts.router.experts + 2 * experts.router.top_k) + 1
-    return 3 * spec.hidden + a.rope.rotary_dim + max(attention, routed)
+        ffn = max(ffn, routed + _expert_scratch(spec.hidden, experts))
+    return 3 * spec.hidden + a.rope.rotary_dim + max(attention, ffn)
+
+
+def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
+    """Bytes of scratch that do not grow with the rows: attention's further splits, the experts' tables.
+
+    rows x splits is at most rows + SPLIT_BLOCKS / groups: many rows fill the device without splits.
+    """
+    a, experts = spec.attention, spec.experts
+    groups = kv_heads * -(-a.heads // kv_heads // GROUP_HEADS)
+    splits = -(-SPLIT_BLOCKS // groups) * _partial_row(a, value_dim)
+    tables = 0 if experts is None else 3 * experts.router.experts + 2
+    return 4 * (splits + tables)
 
 
 def logit_row_elements(hidden: int, vocab: int) -> int:
     """f32 of one row whose logits are wanted: the row, normed, and its logits."""
     return 2 * hidden + vocab + 1
+
+
+def _partial_row(a: AttentionSpec, value_dim: int) -> int:
+    """One split's result of all heads: a sum, its largest score and its weight."""
+    return a.heads * (value_dim + 2)
+
+
+def _ffn_scratch(width: int) -> int:
+    """Gate and up, and their product."""
+    return 3 * -(-width // 8) * 8
+
+
+def _expert_scratch(hidden: int, experts: ExpertSpec) -> int:
+    """Of each chosen expert: its product and its output, and three words in tables; or the shared expert."""
+    each = hidden + experts.width + 3
+    return max(experts.router.top_k * each + 1, _ffn_scratch(experts.shared_width))

@@ -87,7 +87,7 @@ def _activations(model: Footprint, options: PlanOptions) -> int:
     """Of the largest step: a chunk of a prompt beside a token of everybody else, with everybody's logits."""
     rows = (options.chunk + MAX_RUNNING) * model.activation_bytes
     logits = MAX_RUNNING * 4 * logit_row_elements(model.hidden, model.vocab)
-    return rows + logits + PIECES_BYTES
+    return rows + logits + model.scratch_bytes + PIECES_BYTES
 
 
 def _ring(model: Footprint, options: PlanOptions, speeds: Speeds) -> StreamRing:

@@ -40,7 +40,8 @@ class Footprint:
     the head: tied). moe_layers of `layers` route, each to `top_k` of its `experts`.
     expert_bytes: one expert's record, the largest should layers differ: a slot takes any. expert_total: of
     all experts' records. slices: parts an expert is cut into, so that each memory node can hold its own.
-    page_tokens: of a KV page over all layers. activation_bytes: of one token in the widest layer, f32.
+    page_tokens: of a KV page over all layers. activation_bytes: of one token in the widest layer, f32;
+    scratch_bytes: beside them, however many tokens there are.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Footprint:
     kv_dtype: str
     page_tokens: int
     activation_bytes: int
+    scratch_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     @property

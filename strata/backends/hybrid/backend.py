@@ -141,7 +141,15 @@ class HybridBackend(DeviceOps):
     # A pass
 
     def embedding(self, weight: HybridWeight, token_ids: NDArray[np.int32], scale: float) -> Matrix:
-        """Rows of the embedding, times scale, looked up by the host. A new pass begins."""
+        """Rows of the embedding, times scale, looked up by the host. A new pass begins.
+
+        CapacityError for more rows than the memory was cut for.
+        """
+        if len(token_ids) > self.options.rows:
+            raise CapacityError(
+                f"a pass of {len(token_ids)} tokens, the device's memory was cut for {self.options.rows}",
+                remedy="lower engine.prefill_chunk or the number of requests",
+            )
         self.memory.begin_step()
         rows = self.cpu.embedding(weight.host, token_ids, scale)
         return self.memory.uploads.matrix(rows, self.memory.workspace, "embedding")

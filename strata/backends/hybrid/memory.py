@@ -10,7 +10,7 @@ from strata.backends.hybrid.uploads import StaticWeights, Uploads
 from strata.device.base import Device
 from strata.memory.regions import ALIGNMENT, DeviceRegion, RegionSizes, aligned
 from strata.memory.transfers import TransferQueue
-from strata.plan.activations import PIECES_BYTES, logit_row_elements, row_elements
+from strata.plan.activations import PIECES_BYTES, logit_row_elements, row_elements, scratch_bytes
 from strata.plan.spec import ModelSpec
 
 TABLES = 8
@@ -62,13 +62,14 @@ class HybridMemory:
 
 
 def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
-    """Most bytes of the workspace that a pass takes: activations, logits, and the stream buffers."""
+    """Most bytes of the workspace that a pass takes: activations, scratch, logits, and the stream buffers."""
     rows = options.rows * row_elements(spec, kv.key_dim, kv.value_dim)
     logits = options.logit_rows * logit_row_elements(spec.hidden, spec.vocab)
     stream = 0
     if spec.experts is not None:
         stream = options.stream_buffers * options.stream_experts * aligned(options.slot_bytes)
-    return 4 * (rows + logits) + stream + PIECES_BYTES
+    scratch = scratch_bytes(spec, kv.kv_heads, kv.value_dim)
+    return 4 * (rows + logits) + scratch + stream + PIECES_BYTES
 
 
 def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:

@@ -14,6 +14,7 @@ from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
+from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.options import HybridOptions
 from strata.core import Batch, ExpertId, Sequence
 from strata.device.emulated import EmulatedDevice
@@ -126,12 +127,13 @@ def make_hybrid(
     policy: str = "lru",
     pages: int = 8,
     page_tokens: int = PAGE_TOKENS,
+    kernels: KernelSet | None = None,
     **changes: Any,
 ) -> Hybrid:
     device = device or EmulatedDevice(FIGURES, seed=seed)
     poisoner = Poisoner(policy)
     asked = options(store, spec, **{"policy": poisoner, **changes})
-    backend = HybridBackend(device, HostKernels(cpu), cpu, spec, asked)
+    backend = HybridBackend(device, kernels or HostKernels(cpu), cpu, spec, asked)
     poisoner.backend = backend
     decoder = Decoder(spec, store, backend)
     kv = backend.kv_cache(KvSpec.of(spec, page_tokens, kv_dtype), pages)
