@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int32]
 
 
+MOST_DRAFTED = 16
+"""Proposed tokens of one request in a step, at most: speculative decoding verifies that many at once."""
+
+
 class ExpertId(NamedTuple):
     """One expert FFN: `layer` counts decoder layers from 0, `index` counts experts of that layer."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from strata.engine.executor import Executor
 from strata.engine.metrics import Metrics, step_bytes
 from strata.engine.sampler import Sampler, token_logprob
 from strata.engine.scheduler import Scheduler, Work
+from strata.engine.speculative.proposer import Ask
+from strata.engine.speculative.speculator import Speculator
 from strata.errors import RequestError
 from strata.memory.kv_pages import KvPages
 from strata.memory.kv_tiers import SPARE, KvTiers
@@ -49,24 +51,28 @@ class EngineOptions:
 class Event(NamedTuple):
     """A request's progress: a new token; or None when it ended without one (stop id, error).
 
-    logprob: the token's, where the request asked for it.
+    logprob: the token's, where the request asked for it. finish: why it ended with this event. A step that
+    verified a draft may bring a request several events, of which only the last can have one.
     """
 
     request: Request
     token: int | None
     logprob: TokenLogprob | None = None
+    finish: FinishReason | None = None
 
 
 class StepDone(NamedTuple):
     """A step that is over, for those who watch: its works, and when it began, had its logits, and ended.
 
-    Seconds of time.perf_counter. The decoder's `routes` are still this step's.
+    Seconds of time.perf_counter. The decoder's `routes` are still this step's. kept: rows of each work that
+    were no rejected draft.
     """
 
     works: list[Work]
     begin: float
     computed: float
     end: float
+    kept: list[int]
 
 
 class Engine:
@@ -74,10 +80,13 @@ class Engine:
 
     A request ends with its finish_reason set: STOP (a stop id, which is appended to `tokens` but is no
     event's token), LENGTH (max_tokens or the context is full), ABORT, ERROR (`error` says why).
-    observers: called after every step that did not fail, in the engine's thread.
+    observers: called after every step that did not fail, in the engine's thread. speculator: proposes tokens
+    that a step verifies beside the next one; None: a step is a token. It changes no text, only when it comes.
     """
 
-    def __init__(self, decoder: Decoder, options: EngineOptions) -> None:
+    def __init__(
+        self, decoder: Decoder, options: EngineOptions, speculator: Speculator | None = None
+    ) -> None:
         self.decoder = decoder
         self.options = options
         self.kv = KvSpec.of(decoder.spec, options.page_tokens, options.kv_dtype)
@@ -91,6 +100,7 @@ class Engine:
             self.pages, options.context, options.chunk, options.max_running, self.tiers, most
         )
         self.metrics = Metrics()
+        self.speculator = speculator
         self.observers: list[Callable[[StepDone], None]] = []
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
@@ -134,7 +144,7 @@ class Engine:
         the caller: `abort` its requests or drop the engine.
         """
         begin = time.perf_counter()
-        works = self.scheduler.schedule()
+        works = self.scheduler.schedule(self._propose())
         if not works:
             return []
         try:
@@ -142,14 +152,15 @@ class Engine:
         except Exception as error:
             return [self._fail(work.request, error) for work in works]
         computed = time.perf_counter()
-        events = []
+        events, kept = [], []
         for work in works:
             rows, logits = logits[: work.logit_count], logits[work.logit_count :]
             if work.request.scored and work.is_prefill:
                 self._score(work, rows)
-            if work.completes:
-                events.append(self._advance(work.request, rows[-1]))
-        self._measure(StepDone(works, begin, computed, time.perf_counter()))
+            news = self._verify(work, rows) if work.completes else []
+            events += news
+            kept.append(work.count - len(work.draft) + max(0, len(news) - 1))
+        self._measure(StepDone(works, begin, computed, time.perf_counter(), kept))
         return events
 
     def abort(self, request_id: str) -> bool:
@@ -188,6 +199,8 @@ class Engine:
         scheduled = [*self.scheduler.running, *self.scheduler.waiting]
         if {id(request) for request in scheduled} != {id(request) for request in self._requests.values()}:
             raise AssertionError(f"{len(scheduled)} requests scheduled, {len(self._requests)} known")
+        if self.speculator is not None:
+            self.speculator.check_integrity(set(self._requests))
         if not scheduled and self.pages.free != self.pages.total:
             raise AssertionError(f"{self.pages.free} of {self.pages.total} pages free without any request")
 
@@ -208,14 +221,39 @@ class Engine:
                 f"logit_bias has token ids {min(biased)} to {max(biased)}, the vocabulary is 0 to {known - 1}"
             )
 
+    def _propose(self) -> Mapping[str, Sequence[int]]:
+        """Drafts of those who decode."""
+        if self.speculator is None:
+            return {}
+        rooms = [(request, self.scheduler.draft_room(request)) for request in self.scheduler.running]
+        return self.speculator.propose(
+            [Ask(each, room, self._samplers[each.request_id]) for each, room in rooms if room is not None]
+        )
+
+    def _verify(self, work: Work, logits: NDArray[np.float32]) -> list[Event]:
+        """Sample after each known token as long as the draft is what was sampled.
+
+        A row's logits, the sampler's state and the tokens before it are then what they would have been
+        without a draft, so the text is the same, bit by bit. What the rejected rows left in the KV pages lies
+        behind `computed`, where the next step writes.
+        """
+        request, events = work.request, []
+        for row, proposed in zip(logits[-len(work.draft) - 1 :], (*work.draft, None), strict=True):
+            request.computed = len(request.tokens)
+            events.append(self._advance(request, row))
+            if request.finish_reason is not None or events[-1].token != proposed:
+                break
+        if self.speculator is not None:
+            self.speculator.verified(work, len(events) - 1)
+        return events
+
     def _advance(self, request: Request, logits: NDArray[np.float32]) -> Event:
         """Sample the next token of a request, and end the request if it is its last.
 
         What fails here is the request's own (its logits, its bias, its grammar): the others go on.
         """
         if request.sampling.max_tokens == 0:  # it was only scored
-            self._finish(request, FinishReason.LENGTH)
-            return Event(request, None)
+            return self._last(request, FinishReason.LENGTH)
         try:
             token = self._samplers[request.request_id].sample(logits, request.tokens)
             logprob = self._logprob(request, logits, token)
@@ -223,11 +261,20 @@ class Engine:
             return self._fail(request, error)
         request.tokens.append(token)
         if token in request.stop_ids:
-            self._finish(request, FinishReason.STOP)
-            return Event(request, None)
+            return self._last(request, FinishReason.STOP)
         if len(request.tokens) >= self.scheduler.worst_case(request):
-            self._finish(request, FinishReason.LENGTH)
+            return self._last(request, FinishReason.LENGTH, token, logprob)
         return Event(request, token, logprob)
+
+    def _last(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token: int | None = None,
+        logprob: TokenLogprob | None = None,
+    ) -> Event:
+        self._finish(request, reason)
+        return Event(request, token, logprob, reason)
 
     def _score(self, work: Work, logits: NDArray[np.float32]) -> None:
         """What the model gave the prompt's tokens that follow each of the work's."""
@@ -243,16 +290,19 @@ class Engine:
 
     def _fail(self, request: Request, error: Exception) -> Event:
         request.error = error
-        self._finish(request, FinishReason.ERROR)
-        return Event(request, None)
+        return self._last(request, FinishReason.ERROR)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         self.scheduler.remove(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
+        if self.speculator is not None:
+            self.speculator.forget(request.request_id)
 
     def _measure(self, step: StepDone) -> None:
         read = step_bytes(self.decoder, self.kv, step.works)
-        self.metrics.add_step(step.works, read, step.end - step.begin)
+        self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
+        if self.speculator is not None:
+            self.speculator.measured(step.works, step.kept)
         for observe in self.observers:
             observe(step)

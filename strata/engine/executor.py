@@ -23,7 +23,8 @@ class Executor:
     def run(self, works: List[Work]) -> NDArray[np.float32]:
         """Compute the works' tokens; logits f32 `[n, vocab]`: `logit_count` rows of each work, in order.
 
-        Afterwards the tokens are in the KV pages and `computed` of each request says so.
+        Afterwards the tokens are in the KV pages and `computed` of each request says so, drafts apart: those
+        that are accepted become computed when they become tokens.
         """
         batch = build_batch(works)
         copies = [work.copy for work in works if work.copy is not None]
@@ -31,7 +32,7 @@ class Executor:
             self.decoder.backend.copy_pages(self.cache, copies)
         logits = self.decoder.forward(batch, self.cache)
         for work in works:
-            work.request.computed += work.count
+            work.request.computed += work.count - len(work.draft)
         if logits is None:
             return np.empty((0, self.decoder.spec.vocab), dtype=np.float32)
         return self.decoder.backend.to_numpy(logits)
@@ -44,9 +45,9 @@ def build_batch(works: List[Work]) -> Batch:
     sequences: list[Sequence] = []
     logit_rows: list[int] = []
     for work in works:
-        request, stop = work.request, work.start + work.count
+        stop = work.start + work.count
         sequences.append(Sequence(len(token_ids), work.count, work.start, _int32(work.table)))
-        token_ids += request.tokens[work.start : stop]
+        token_ids += work.token_ids
         positions += range(work.start, stop)
         logit_rows += range(len(token_ids) - work.logit_count, len(token_ids))
     return Batch(_int32(token_ids), _int32(positions), tuple(sequences), _int32(logit_rows))

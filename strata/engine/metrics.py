@@ -82,16 +82,16 @@ class Metrics:
         if len(self.requests) > KEPT_REQUESTS:
             self.requests.popitem(last=False)
 
-    def add_step(self, works: Sequence[Work], read: StepBytes, seconds: float) -> None:
-        """Count one step of `seconds` wall time."""
+    def add_step(self, works: Sequence[Work], kept: Sequence[int], read: StepBytes, seconds: float) -> None:
+        """Count one step of `seconds` wall time. kept: rows of each work that were no rejected draft."""
         self.steps += 1
         rows = sum(work.count for work in works)
-        for work in works:
+        for work, tokens in zip(works, kept, strict=True):
             share = work.count / rows
             for progress in (self.total, self.requests.get(work.request.request_id)):
                 if progress is not None:
                     phase = progress.prefill if work.is_prefill else progress.decode
-                    phase.add(work.count, share * seconds, share * read.total)
+                    phase.add(tokens, share * seconds, share * read.total)
 
 
 def step_bytes(decoder: Decoder, kv: KvSpec, works: Sequence[Work]) -> StepBytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from strata.core import FinishReason, Request
+from strata.core import MOST_DRAFTED, FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.kv_pages import KvPages, PageCopy
 
@@ -21,7 +21,8 @@ class Work:
 
     completes: all known tokens are computed afterwards, so that the next one can be sampled. table: where the
     backend finds the request's pages. copy: to be made before any token of the step is computed, in the order
-    of the works; places of the backend, too.
+    of the works; places of the backend, too. draft: proposed tokens behind the known ones, the last of the
+    `count`: whether they stay is known when the rows before them have been sampled from.
     """
 
     request: Request
@@ -30,6 +31,7 @@ class Work:
     completes: bool
     table: Sequence[int]
     copy: PageCopy | None = None
+    draft: tuple[int, ...] = ()
 
     @property
     def is_prefill(self) -> bool:
@@ -39,7 +41,15 @@ class Work:
     @property
     def logit_count(self) -> int:
         """The last rows of the work whose logits are wanted: all where the prompt is scored."""
-        return self.count if self.request.scored and self.is_prefill else int(self.completes)
+        if self.request.scored and self.is_prefill:
+            return self.count
+        return len(self.draft) + int(self.completes)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is computed, draft included."""
+        known = self.request.tokens[self.start : self.start + self.count - len(self.draft)]
+        return [*known, *self.draft]
 
 
 class Placement(Protocol):
@@ -172,13 +182,17 @@ class Scheduler:
         limit = request.sampling.max_tokens
         return self.context if limit is None else min(self.context, len(request.prompt) + limit)
 
-    def schedule(self) -> list[Work]:
-        """The work of the next step, in order of admission; pages cover it. Empty when nothing waits."""
+    def schedule(self, drafts: Mapping[str, Sequence[int]] | None = None) -> list[Work]:
+        """The work of the next step, in order of admission; pages cover it. Empty when nothing waits.
+
+        drafts: proposed tokens of running requests by id, no more than `draft_room` allows. A draft takes
+        nobody's seat: where its pages are not to be had, the request goes on without it.
+        """
         self.placement.begin_step()
         for request in self.running:
             self.pages.publish(request)
         works: list[Work] = []
-        budget, all_seated = self._go_on(works)
+        budget, all_seated = self._go_on(works, drafts or {})
         while all_seated and budget > 0 and self._admissible():
             works.append(self._admit(budget))
             budget -= works[-1].count
@@ -192,16 +206,28 @@ class Scheduler:
         self.placement.unseat(request)
         self.pages.release(request, keep=request.finish_reason is not FinishReason.ERROR)
 
-    def _go_on(self, works: list[Work]) -> tuple[int, bool]:
+    def draft_room(self, request: Request) -> int | None:
+        """Proposed tokens that the next step may verify for a request; None: it does not decode yet.
+
+        A step that keeps all of them samples one token more, which must not be beyond its last.
+        """
+        if request.computed < len(request.prompt):
+            return None
+        return min(MOST_DRAFTED, self.worst_case(request) - len(request.tokens) - 1)
+
+    def _go_on(self, works: list[Work], drafts: Mapping[str, Sequence[int]]) -> tuple[int, bool]:
         """Work of those who run already. Prompt tokens that are left for others; whether everybody sits."""
         budget = self.chunk
         for request in self.running:
             count = _next_count(request, budget)
             if not count:
                 continue
+            draft = tuple(drafts.get(request.request_id, ()))
+            if draft and not self.placement.seat(request, request.computed + count + len(draft)):
+                draft = ()
             if not self._seat(request, request.computed + count):
                 return budget, False
-            works.append(self._work(request, count))
+            works.append(self._work(request, count, draft=draft))
             budget -= count if works[-1].is_prefill else 0
         return budget, True
 
@@ -232,10 +258,13 @@ class Scheduler:
         made = None if copy is None else self.placement.copied(request, copy)
         return self._work(request, _next_count(request, budget), made)
 
-    def _work(self, request: Request, count: int, copy: PageCopy | None = None) -> Work:
+    def _work(
+        self, request: Request, count: int, copy: PageCopy | None = None, draft: tuple[int, ...] = ()
+    ) -> Work:
         start = request.computed
         completes = start + count == len(request.tokens)
-        return Work(request, start, count, completes, self.placement.table(request), copy)
+        table = self.placement.table(request)
+        return Work(request, start, count + len(draft), completes, table, copy, draft)
 
 
 def _next_count(request: Request, budget: int) -> int:

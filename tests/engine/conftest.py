@@ -26,6 +26,12 @@ def any_decoders(request: pytest.FixtureRequest) -> dict[str, Decoder]:
     return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
 
 
+@pytest.fixture(scope="module")
+def cpu_decoders() -> dict[str, Decoder]:
+    """The cpu backend with 4-bit weights and int8 activations."""
+    return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
+
+
 @pytest.fixture
 def engine(decoders: dict[str, Decoder]) -> Iterator[Engine]:
     """An engine that must be without requests and whole when a test ends."""

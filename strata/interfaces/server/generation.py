@@ -153,7 +153,8 @@ class Call:
                     yield IDLE
                     continue
                 choice, progress = self._news.popleft()
-                self._measure(progress)
+                if choice.finish is None:
+                    self._measure(progress)
                 piece = choice.take(progress)
                 if piece is not None:
                     self._cancel_if_stopped(choice, progress)

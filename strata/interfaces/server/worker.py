@@ -256,5 +256,6 @@ class EngineThread:
 
 
 def _snapshot(event: Event) -> Progress:
-    request = event.request
-    return Progress(event.token, event.logprob, request.finish_reason, request.error)
+    # A step may bring a request several events: only the last one ends it.
+    error = event.request.error if event.finish is FinishReason.ERROR else None
+    return Progress(event.token, event.logprob, event.finish, error)

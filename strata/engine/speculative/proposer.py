@@ -1,0 +1,52 @@
+"""What proposers are asked and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from strata.core import Request
+from strata.engine.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Ask:
+    """count: tokens wanted after the request's last one, at most. sampler: what will choose the real ones."""
+
+    request: Request
+    count: int
+    sampler: Sampler
+
+
+class Proposal(NamedTuple):
+    """tokens: fewer than wanted, or none. trust: proposals of one trust are accepted about as often."""
+
+    tokens: tuple[int, ...] = ()
+    trust: int = 0
+
+
+class Proposer(Protocol):
+    """Guesses how texts go on. Belongs to the engine's thread; knows of a request until `forget`.
+
+    free: proposing costs next to nothing, so that it may be asked for more than will be verified.
+    """
+
+    name: str
+    free: bool
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One proposal for each ask, in order. Nothing that was proposed before is certain: see `tokens`."""
+        ...
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        """A step computed tokens of these prompts: compute them, too, where a proposer has to."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request ended; harmless when nothing is known of it."""
+        ...
+
+    def check_integrity(self, running: set[str]) -> None:
+        """AssertionError when something of a request that does not run is still there."""
+        ...
