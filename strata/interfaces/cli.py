@@ -20,7 +20,19 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
-_COMMANDS = ("run", "serve", "convert", "inspect", "plan", "simulate", "verify", "doctor", "bench", "trace")
+_COMMANDS = (
+    "run",
+    "serve",
+    "service",
+    "convert",
+    "inspect",
+    "plan",
+    "simulate",
+    "verify",
+    "doctor",
+    "bench",
+    "trace",
+)
 
 
 class LazyGroup(click.Group):

@@ -21,9 +21,11 @@ from strata.errors import ConfigError, UsageError
 from strata.interfaces.models import LoadedModel, open_model
 from strata.interfaces.recording import Files, Recording
 from strata.interfaces.server.app import build_app, is_loopback
+from strata.interfaces.server.heartbeat import Heartbeat
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.worker import EngineThread, Report, State
+from strata.interfaces.systemd.notify import Notifier
 
 KEY_VARIABLE = "STRATA_API_KEY"
 _HEADER_BYTES = 64 << 10
@@ -39,10 +41,11 @@ def serve(config: Config, files: Files = _NO_FILES) -> int:
 
     files: written while it serves, and whole when it ends in order.
     """
+    notifier = Notifier.from_environment()
     log = RequestLog(as_json=config.server.log == "json")
     keys = api_keys(config)
     with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
-        return asyncio.run(_Process(config, listener, keys, log, files).run())
+        return asyncio.run(_Process(config, listener, keys, log, files, notifier).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -84,7 +87,7 @@ def _announce(log: RequestLog, config: Config, listener: socket.socket, keys: Se
     shown = f"[{host}]" if ":" in host else host
     log.event("listening", url=f"http://{shown}:{port}", key="needed" if keys else "none")
     if not keys and not is_loopback(config.server.host):
-        log.event(f"warning: everybody who reaches {host} may use this server: set {KEY_VARIABLE}")
+        log.warning(f"everybody who reaches {host} may use this server: set {KEY_VARIABLE}")
 
 
 class BoundedProtocol(H11Protocol):
@@ -143,9 +146,11 @@ class _Process:
         keys: Sequence[str],
         log: RequestLog,
         files: Files,
+        notifier: Notifier,
     ) -> None:
         self._config = config
         self._files = files
+        self._notifier = notifier
         self._recording: Recording | None = None
         self._listener = listener
         self._keys = keys
@@ -164,12 +169,15 @@ class _Process:
             on_end=self._on_end,
         )
         self._service = Service(self._config, self._thread)
+        self._heartbeat = Heartbeat(self._notifier, self._thread, lambda: self._service.name)
         self._server = _Server(self._uvicorn_config())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         _announce(self._log, self._config, self._listener, self._keys)
         self._thread.start()
+        beats = loop.create_task(self._heartbeat.run())
         await self._server.serve(sockets=[self._listener])
+        beats.cancel()
         self._thread.stop()
         if not await asyncio.to_thread(self._thread.join, _JOIN_SECONDS):
             self._leave(0)  # it imports a model, or is in a long step: neither can be interrupted
@@ -213,6 +221,7 @@ class _Process:
         options = model.engine.options
         fields = {"context": options.context, "kv_pages": options.pages, "page_tokens": options.page_tokens}
         self._log.event("ready", model=self._service.name, **fields)
+        self._heartbeat.ready()
         if model.note:
             self._log.event(f"note: {model.note}")
 
@@ -223,6 +232,7 @@ class _Process:
             self._leave(128 + number)
         self._log.event("stopping", answers_running=len(self._thread.open), again="stops at once")
         self._service.draining = True
+        self._heartbeat.stopping()
         self._drain = asyncio.get_running_loop().create_task(self._finish())
 
     async def _finish(self) -> None:

@@ -1,0 +1,1 @@
+"""Running as a service: the unit, its installation, and what the process tells systemd."""
