@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from attention_pages import FilledPages, fill, turns_bytes
 from cases import Case, Prepared, assert_close, call_of
-from kv_pages import layer_bytes, meaning, parts_of, random_parts, spec_of
-from runners import Pointers, read_only, unwritten
+from kv_pages import spec_of
+from runners import read_only, unwritten
 
 from strata.backends.cuda import launch_shapes
-
-LAYER = 1
 
 
 @dataclass(frozen=True)
 class Setup:
-    """tokens: what each row sees of its sequence; rows_of: the sequence of each row."""
+    """tokens: what each row sees of its sequence; rows_of: the sequence of each row.
+
+    Rows take part from the last to the first, and one row of the batch that is not among them comes first.
+    """
 
     dtype: str
     dim: int
@@ -27,107 +29,58 @@ class Setup:
     splits: int = 1
     window: int = 0
     page_tokens: int = 32
-    start: int | None = None  # rows are successive tokens of one sequence, without tables
+
+    @property
+    def scale(self) -> float:
+        """What multiplies the scores."""
+        return float(self.dim**-0.5)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        pairs = list(zip(self.tokens, self.rows_of, strict=True))
+        return [max(t for t, s in pairs if s == i) for i in range(max(self.rows_of) + 1)]
+
+    def tiles(self, pages: FilledPages) -> np.ndarray:
+        """csrc/cuda/attention_common.cuh's RowTile of each row, the last first."""
+        rows = range(len(self.tokens))
+        tiles = [[1 + r, 1, self.tokens[r] - 1, pages.first_page[self.rows_of[r]]] for r in rows]
+        return np.array(tiles[::-1], np.int32)
 
 
 def decode(setup: Setup) -> Prepared:
     rng = np.random.default_rng(setup.heads * setup.dim + len(setup.tokens))
     spec = spec_of(setup.dtype, setup.kv_heads, setup.dim, setup.page_tokens)
-    lengths = [
-        max(t for t, s in zip(setup.tokens, setup.rows_of, strict=True) if s == i)
-        for i in range(max(setup.rows_of) + 1)
-    ]
-    counts = [-(-length // setup.page_tokens) for length in lengths]
-    parts = [random_parts(spec, rng) for _ in range(sum(counts))]
-    pages = [np.full(spec.page_bytes, 0xFF, np.uint8) for _ in parts]
-    for page, part in zip(pages, parts, strict=True):
-        page[LAYER * spec.layer_bytes :] = layer_bytes(spec, part)
-    starts = np.cumsum([0, *counts[:-1]])
-    for start, length in zip(starts, lengths, strict=True):
-        _forget_behind_the_end(setup, pages, int(start), length)
-    order = rng.permutation(len(pages))
-    table = Pointers(tuple(int(np.flatnonzero(order == i)[0]) for i in range(len(pages))))
-    rows = len(setup.tokens)
-    q = rng.standard_normal((rows, setup.heads, setup.dim)).astype(np.float32) * 2
-    scale = setup.dim**-0.5
+    pages, rows = fill(spec, setup.lengths(), rng), len(setup.tokens)
+    q = rng.standard_normal((1 + rows, setup.heads, setup.dim)).astype(np.float32) * 2
     partial = unwritten((rows, setup.heads, setup.splits, setup.dim + 2))
-    first = read_only(np.array([starts[s] for s in setup.rows_of], np.int32))
-    ends = read_only(np.array(setup.tokens, np.int32))
-    tables = (first, ends) if setup.start is None else (None, None)
     shape = launch_shapes.attention_decode(
         setup.dtype, setup.dim, setup.heads, setup.kv_heads, rows, setup.splits
     )
-    call = call_of(
-        shape,
-        (
-            *(read_only(q), table, *tables, partial),
-            *(
-                setup.heads,
-                setup.kv_heads,
-                setup.page_tokens,
-                LAYER * spec.layer_bytes,
-                setup.window,
-                setup.splits,
-                setup.start or 0,
-                scale,
-            ),
-        ),
-        tuple(read_only(pages[i]) for i in order),
-    )
-    keys = [
-        np.concatenate([meaning(p.keys, p.key_scales) for p in parts[a : a + n]], axis=1)
-        for a, n in zip(starts, counts, strict=True)
-    ]
-    values = [
-        np.concatenate([meaning(p.values, p.value_scales) for p in parts[a : a + n]], axis=1)
-        for a, n in zip(starts, counts, strict=True)
-    ]
+    inputs = (read_only(q), pages.table, read_only(setup.tiles(pages)))
+    numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window, setup.splits)
+    call = call_of(shape, (*inputs, partial, *numbers, setup.scale), pages.reached)
 
     def check() -> None:
         for row, (end, sequence) in enumerate(zip(setup.tokens, setup.rows_of, strict=True)):
-            begin = max(0, end - setup.window) if setup.window else 0
             for head in range(setup.heads):
                 kv = head // (setup.heads // setup.kv_heads)
-                scores = keys[sequence][kv, begin:end] @ q[row, head] * scale
-                expected = _softmax(scores) @ values[sequence][kv, begin:end]
-                assert_close(_joined(partial[row, head]), expected, 1.5e-2)
+                query = q[1 + row, head].astype(np.float64) * setup.scale
+                expected = pages.attention(query, sequence, kv, end, setup.window)
+                assert_close(joined(partial[rows - 1 - row, head]), expected, 1.5e-2)
 
-    reached = range(len(call.arguments), len(call.arguments) + len(pages))
+    reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
     return Prepared(call, check, {tuple(reached): _visible_bytes(setup)})
 
 
 def _visible_bytes(setup: Setup) -> int:
-    """Keys, values and scales of whole turns of 16 tokens, once per group of eight query heads."""
-    turns = 0
-    for end in setup.tokens:
-        begin = max(0, end - setup.window) if setup.window else 0
-        turns += -(-end // 16) - begin // 16
-    per_token = 2 * (setup.dim + 4 if setup.dtype == "int8" else 2 * setup.dim)
-    groups = -(-setup.heads // setup.kv_heads // 8)
-    return turns * 16 * per_token * setup.kv_heads * groups
-
-
-def _forget_behind_the_end(setup: Setup, pages: list[np.ndarray], start: int, length: int) -> None:
-    """The tokens of the last page that nothing wrote hold NaN (0xff bytes), scales included."""
+    """Once per group of eight query heads."""
     spec = spec_of(setup.dtype, setup.kv_heads, setup.dim, setup.page_tokens)
-    last, used = start + length // setup.page_tokens, length % setup.page_tokens
-    if not used:
-        return
-    block = pages[last][LAYER * spec.layer_bytes :]
-    parts = parts_of(spec, block.copy())
-    arrays = [parts.keys, parts.values, parts.key_scales, parts.value_scales]
-    for i, array in enumerate(arrays):
-        arrays[i] = array.copy()
-        arrays[i][:, used:] = -1 if array.dtype == np.int8 else 0xFFFF if array.dtype == np.uint16 else np.nan
-    block[:] = layer_bytes(spec, type(parts)(*arrays))
+    begins = [max(0, end - setup.window) if setup.window else 0 for end in setup.tokens]
+    per_head = sum(turns_bytes(spec, end, begin) for end, begin in zip(setup.tokens, begins, strict=True))
+    return per_head * setup.kv_heads * -(-setup.heads // setup.kv_heads // launch_shapes.ATTENTION_QUERIES)
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max())
-    return powers / powers.sum()
-
-
-def _joined(splits: np.ndarray) -> np.ndarray:
+def joined(splits: np.ndarray) -> np.ndarray:
     """`[splits, dim + 2]` -> `[dim]`, as attention_combine does without sinks."""
     factors = np.exp2(splits[:, -2].astype(np.float64) - splits[:, -2].max())
     return (splits[:, :-2] * factors[:, None]).sum(axis=0) / (splits[:, -1] * factors).sum()
@@ -141,15 +94,21 @@ def combine(rows: int, heads: int, dim: int, splits: int, sinks: bool) -> Prepar
     if splits > 2:
         partial[:, :, 1, :-2], partial[:, :, 1, -2], partial[:, :, 1, -1] = 0.0, -1e30, 0.0  # an empty split
     logits = rng.standard_normal(heads).astype(np.float32) * 2 if sinks else None
-    out = unwritten((rows, heads, dim))
+    out = unwritten((1 + rows, heads, dim))
+    tiles = np.array([[rows - row, 1, 0, 0] for row in range(rows)], np.int32)
     shifted = np.exp2(partial[..., -2].astype(np.float64))
     weights = (partial[..., -1] * shifted).sum(axis=2)
     if logits is not None:
         weights = weights + np.exp(logits.astype(np.float64))
     expected = (partial[..., :-2] * shifted[..., None]).sum(axis=2) / weights[..., None]
     shape = launch_shapes.attention_combine(heads, rows, dim)
-    arguments = (read_only(partial), None if logits is None else read_only(logits), out, dim, splits)
-    return Prepared(call_of(shape, arguments), lambda: assert_close(out, expected, 2e-6))
+    inputs = (read_only(partial), read_only(tiles), None if logits is None else read_only(logits))
+
+    def check() -> None:
+        assert np.isnan(out[0]).all()
+        assert_close(out[:0:-1], expected, 2e-6)
+
+    return Prepared(call_of(shape, (*inputs, out, dim, splits)), check)
 
 
 def case(name: str, ptx: bool, *arguments: object, **options: object) -> Case:
@@ -166,7 +125,6 @@ CASES = [
     case("bf16-twelve-queries", False, "bf16", 64, 12, 1, (49,), (0,)),
     case("int8-window", False, "int8", 64, 2, 2, (150, 20), (0, 1), window=37),
     case("bf16-window", False, "bf16", 64, 2, 2, (150, 20), (0, 1), window=37, splits=2),
-    case("int8-successive", False, "int8", 64, 4, 2, (61, 62, 63), (0, 0, 0), splits=2, start=60),
     case("int8-many-rows", False, "int8", 64, 7, 1, (60, 61, 62), (0, 0, 0), page_tokens=16),
     Case("sinks", "attention_combine", lambda: combine(2, 3, 64, 4, True), True),
     Case("wide", "attention_combine", lambda: combine(1, 2, 256, 1, False), True),

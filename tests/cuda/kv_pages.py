@@ -27,18 +27,27 @@ def spec_of(dtype: str, heads: int, dim: int, page_tokens: int, layers: int = 2)
     return KvSpec(layers, heads, dim, dim, page_tokens, dtype)  # type: ignore[arg-type]
 
 
+def latent_spec(dtype: str, rank: int, rope: int, page_tokens: int, layers: int = 2) -> KvSpec:
+    """Of MLA: one head, whose value is the first `rank` elements of its key."""
+    return KvSpec(layers, 1, rank + rope, rank, page_tokens, dtype, value_in_key=True)  # type: ignore[arg-type]
+
+
 def layer_bytes(spec: KvSpec, parts: Parts) -> np.ndarray:
     """The block of one layer; padding holds 0xff. Codes are int8, or bf16's bits as u16."""
     block = np.full(spec.layer_bytes, 0xFF, np.uint8)
     at = 0
-    for array in (_keys(parts.keys), _values(parts.values), parts.key_scales, parts.value_scales):
-        if spec.dtype != "int8" and array.dtype == np.float32:
-            continue
+    scales = (parts.key_scales, parts.value_scales)[: _scales(spec)]
+    for array in (_keys(parts.keys), _values(parts.values), *scales):
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         block[at : at + raw.nbytes] = raw
         at += -(-raw.nbytes // 64) * 64
     assert at == spec.layer_bytes
     return block
+
+
+def _scales(spec: KvSpec) -> int:
+    """How many arrays of scales there are."""
+    return 0 if spec.dtype != "int8" else 1 if spec.value_in_key else 2
 
 
 def _stored(codes: np.ndarray) -> tuple[np.ndarray, int]:
@@ -72,24 +81,27 @@ def _placed(words: np.ndarray, n: int) -> np.ndarray:
 
 def parts_of(spec: KvSpec, block: np.ndarray) -> Parts:
     """Inverse of layer_bytes."""
-    heads, tokens, dim = spec.kv_heads, spec.page_tokens, spec.key_dim
+    heads, tokens, key_dim = spec.kv_heads, spec.page_tokens, spec.key_dim
     n, dtype = (4, np.uint8) if spec.dtype == "int8" else (2, np.uint16)
-    size, found, at = heads * tokens * dim * (4 // n), [], 0
-    for shape, axes in (
-        ((heads, tokens // 16, dim // n, 16, n), (0, 1, 3, 2, 4)),
-        ((heads, dim // 16, tokens // n, 16, n), (0, 2, 4, 1, 3)),
+    found: list[np.ndarray] = []
+    at, value_dim = 0, 0 if spec.value_in_key else spec.value_dim
+    for dim, shape, axes in (
+        (key_dim, (heads, tokens // 16, key_dim // n, 16, n), (0, 1, 3, 2, 4)),
+        (value_dim, (heads, value_dim // 16, tokens // n, 16, n), (0, 2, 4, 1, 3)),
     ):
+        size = heads * tokens * dim * (4 // n)
         words = block[at : at + size].view(dtype).reshape(shape)
         words = words[..., PLACES] if n == 4 else words
         codes = words.transpose(axes).reshape(heads, tokens, dim)
         found.append((codes.astype(np.int16) - 128).astype(np.int8) if n == 4 else codes)
         at += -(-size // 64) * 64
     scales = []
-    for _ in range(2 if spec.dtype == "int8" else 0):
+    for _ in range(_scales(spec)):
         scales.append(block[at : at + heads * tokens * 4].view(np.float32).reshape(heads, tokens))
         at += -(-heads * tokens * 4 // 64) * 64
     none = np.ones((heads, tokens), np.float32)
-    return Parts(found[0], found[1], *(scales or [none, none]))
+    scales += [none] * (2 - len(scales))
+    return Parts(found[0], found[1], *scales)
 
 
 def meaning(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -99,11 +111,12 @@ def meaning(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def random_parts(spec: KvSpec, rng: np.random.Generator) -> Parts:
-    shape = (spec.kv_heads, spec.page_tokens, spec.key_dim)
-    scales = [np.exp(rng.uniform(-5, -3, shape[:2])).astype(np.float32) for _ in range(2)]
+    tokens = (spec.kv_heads, spec.page_tokens)
+    shapes = ((*tokens, spec.key_dim), (*tokens, 0 if spec.value_in_key else spec.value_dim))
+    scales = [np.exp(rng.uniform(-5, -3, tokens)).astype(np.float32) for _ in range(2)]
     if spec.dtype == "int8":
-        codes = [rng.integers(-127, 128, shape).astype(np.int8) for _ in range(2)]
+        codes = [rng.integers(-127, 128, shape).astype(np.int8) for shape in shapes]
         return Parts(codes[0], codes[1], scales[0], scales[1])
-    codes = [bf16_bits(rng.standard_normal(shape)) for _ in range(2)]
-    none = np.ones(shape[:2], np.float32)
+    codes = [bf16_bits(rng.standard_normal(shape)) for shape in shapes]
+    none = np.ones(tokens, np.float32)
     return Parts(codes[0], codes[1], none, none)

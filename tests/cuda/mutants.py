@@ -39,6 +39,9 @@ class Mutant:
         return f"{self.kernel}: {self.place}: {self.what}"
 
 
+COMMON, TILE = "attention_common.cuh", "attention_tile.cuh"
+OWN = "own header"
+"""Of a kernel whose code is in a header of its name, because other head sizes use it too."""
 # kernel, place ("" for the kernel itself), text, its replacement; the first occurrence is changed.
 TABLE: list[tuple[str, str, str, str]] = [
     ("norm", "", "i < row.quads; i += blockDim.x", "i < row.quads - 1; i += blockDim.x"),
@@ -108,25 +111,65 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("embedding", "", "i / 4 * 4)", "i / 4 * 5)"),
     ("embedding", "", "row % kRows * scale_bytes", "row % 8 * scale_bytes"),
     ("embedding", "", "column / in_word * kRows", "column / in_word * 8"),
-    ("attention_decode", "", "token >= begin && token < end", "token >= begin && token <= end"),
-    ("attention_decode", "", "token >= begin &&", "token > begin &&"),
-    ("attention_decode", "", "chunk += kAttentionWarps", "chunk += kAttentionWarps + 1"),
-    ("attention_decode", "", "lane.member * 8 + 4)", "lane.member * 8)"),
+    ("attention_decode", OWN, "token >= begin && token < end", "token >= begin && token <= end"),
+    ("attention_decode", OWN, "token >= begin &&", "token > begin &&"),
+    ("attention_decode", OWN, "chunk += kAttentionWarps", "chunk += kAttentionWarps + 1"),
+    ("attention_decode", OWN, "lane.member * 8 + 4)", "lane.member * 8)"),
+    ("attention_decode", OWN, "codes_as_f16(words.x, kOddCodes)", "codes_as_f16(words.x, kEvenCodes)"),
+    ("attention_decode", OWN, "weights += own.y * factor", "weights += own.y"),
+    ("attention_decode", OWN, "int bits = 4; bits < kWarp", "int bits = 8; bits < kWarp"),
+    ("attention_decode", OWN, "(chunks + shape.splits - 1) / shape.splits", "chunks / shape.splits"),
+    ("attention_decode", OWN, "blockIdx.y % groups * kQueries", "0"),
+    ("attention_decode", OWN, "lane.member + i / 2 * 4", "lane.member + i / 2 * 2"),
+    ("attention_decode", OWN, "page_tokens, layer_at", "layer_at, page_tokens"),
+    ("attention_decode", OWN, "tile.first_page + token", "token"),
+    ("attention_decode", OWN, "static_cast<size_t>(tile.first_row)", "static_cast<size_t>(blockIdx.z)"),
     (
         "attention_decode",
-        "",
-        "0x4342), key_numbers(words.y, 0x4342)",
-        "0x4140), key_numbers(words.y, 0x4342)",
+        "attention_common.cuh",
+        "first < valid ? 0x0000ffffu",
+        "first <= valid ? 0x0000ffffu",
     ),
-    ("attention_decode", "", "first < valid ? 0x0000ffffu", "first <= valid ? 0x0000ffffu"),
-    ("attention_decode", "", "weights += own.y * factor", "weights += own.y"),
-    ("attention_decode", "", "int bits = 4; bits < kWarp", "int bits = 8; bits < kWarp"),
-    ("attention_decode", "", "(chunks + shape.splits - 1) / shape.splits", "chunks / shape.splits"),
-    ("attention_decode", "", "blockIdx.y % groups * kQueries", "0"),
-    ("attention_decode", "", "lane.member + i / 2 * 4", "lane.member + i / 2 * 2"),
-    ("attention_decode", "", "page_tokens, layer_at", "layer_at, page_tokens"),
+    ("attention_decode", COMMON, "q.y * factor, q.w * factor", "q.z * factor, q.w * factor"),
+    ("attention_decode", COMMON, "0x43004300u, base", "0x43004200u, base"),
     ("attention_decode", "kv_page.cuh", "token % kKvTokens * 4", "token % 8 * 4"),
     ("attention_decode", "kv_page.cuh", "element / 16 *", "element / 8 *"),
+    ("attention_combine", "", "tiles[4 * blockIdx.y]", "blockIdx.y"),
+    ("attention_prefill", OWN, "copy_async_wait<kStages - 2>", "copy_async_wait<kStages - 1>"),
+    ("attention_prefill", OWN, "index % kStages *", "index % 2 *"),
+    ("attention_prefill", OWN, "unit >> 3 & 1) << 1", "unit >> 3 & 1) << 0"),
+    ("attention_prefill", OWN, "lane.member / 2 * 32", "lane.member % 2 * 32"),
+    ("attention_prefill", OWN, "min(chunk, chunks - 1)", "min(chunk, chunks)"),
+    ("attention_prefill", OWN, "chunk < chunks)", "chunk < chunks - 1)"),
+    ("attention_prefill", OWN, "threadIdx.x < 4 ? head.key_scales", "threadIdx.x < 5 ? head.key_scales"),
+    ("attention_prefill", OWN, "i + kStages - 1 < count", "i + kStages < count"),
+    ("attention_prefill", OWN, "end < token + kStageChunks * kKvTokens", "end < token"),
+    ("attention_prefill", OWN, "word / 16 % 8 * 2", "word / 16 % 8"),
+    ("attention_prefill", OWN, "operands[step][i + 2] = pair.y", "operands[step][i + 2] = pair.x"),
+    ("attention_prefill", OWN, "begin / kKvTokens", "(begin + kKvTokens) / kKvTokens"),
+    ("attention_prefill", OWN, "+ row % per_kv_head : nullptr", "+ row / per_kv_head : nullptr"),
+    ("attention_prefill", OWN, "weights * factor + exp2_approx", "weights + exp2_approx"),
+    ("attention_prefill", OWN, "factor /= weights", "factor = 1.0f / weights"),
+    ("attention_prefill", OWN, "threadIdx.x / kWarp * 16", "threadIdx.x / kWarp * 8"),
+    ("attention_prefill", OWN, "gridDim.x - 1 - blockIdx.x", "gridDim.x - 1"),
+    ("attention_prefill", TILE, "tile.position + token + 1", "tile.position + token"),
+    ("attention_prefill", TILE, "end[i] - window", "end[i] - window - 1"),
+    ("attention_prefill", TILE, "token < tile.tokens", "token <= tile.tokens"),
+    (
+        "attention_prefill",
+        "attention_tile.cuh",
+        "sums[tile][i] *= factors[i / 2]",
+        "sums[tile][i] *= factors[i % 2]",
+    ),
+    ("attention_prefill", TILE, "weights[i] *= factors[i]", "weights[i] *= 1.0f"),
+    ("attention_prefill", TILE, "half / 2 * kKvTokens + Kind", "half * kKvTokens + Kind"),
+    ("attention_prefill", TILE, "score = sees ? scaled : 0.0f", "score = scaled"),
+    (
+        "attention_prefill",
+        "attention_tile.cuh",
+        "a[1] = pack_bf16(even[2], even[3])",
+        "a[1] = pack_bf16(odd[0], odd[1])",
+    ),
     ("attention_combine", "", "exp2_approx(sinks[blockIdx.x] * kLog2E - largest)", "1.0f"),
     ("attention_combine", "", "element < dim", "element < dim - 1"),
     ("prepare_heads", "", "i + pairs]", "i + pairs + 1]"),
@@ -161,13 +204,15 @@ TABLE: list[tuple[str, str, str, str]] = [
 def all_mutants() -> Iterator[Mutant]:
     """The table's, then one per barrier of each kernel and of the headers that only it owns."""
     for kernel, place, old, new in TABLE:
-        yield _changed(kernel, place or f"{kernel}.cu", old, new)
+        yield _changed(kernel, f"{kernel}.cuh" if place == OWN else place or f"{kernel}.cu", old, new)
     for kernel in dict.fromkeys(row[0] for row in TABLE):
-        text = source_of(kernel).text
-        for match in BARRIER.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            what = f"line {line} without {match[0][:-1]}"
-            yield _with_text(kernel, f"{kernel}.cu", text[: match.start()] + ";" + text[match.end() :], what)
+        source = source_of(kernel)
+        own = {name: text for name, text in source.headers.items() if name == f"{kernel}.cuh"}
+        for place, text in ({f"{kernel}.cu": source.text} | own).items():
+            for match in BARRIER.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                what = f"line {line} without {match[0][:-1]}"
+                yield _with_text(kernel, place, text[: match.start()] + ";" + text[match.end() :], what)
 
 
 def _changed(kernel: str, place: str, old: str, new: str) -> Mutant:

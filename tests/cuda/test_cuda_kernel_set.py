@@ -56,7 +56,7 @@ def generated(store: Store, backend: Backend, prompts: list[list[int]], tokens: 
         valid_tokens=store.spec.vocab,
         page_tokens=32,
         kv_dtype="int8",
-        chunk=16,
+        chunk=32,
         max_running=4,
     )
     engine = Engine(Decoder(store.spec, store, backend), options)

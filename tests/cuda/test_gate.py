@@ -13,7 +13,9 @@ from test_kernels import ALL
 from strata.backends.cuda.launch_shapes import MAX_SHARED
 from strata.backends.cuda.sources import kernel_names, kernel_source
 
-MAX_REGISTERS = 128
+MAX_REGISTERS, MAX_REGISTERS_OF_PROMPTS = 128, 255
+PROMPTS = ("attention_prefill",)
+"""Kernels for prompts: they are bound by tensor cores, and the tests below ask for two blocks per SM."""
 
 
 @pytest.mark.parametrize("file", kernel_names())
@@ -21,9 +23,10 @@ def test_no_kernel_spills(file: str) -> None:
     usage = usage_of(compiled(file).log)
     exported = set(re.findall(r"^EXPORT_KERNEL\((\w+)\)", kernel_source(file).text, re.MULTILINE))
     assert exported <= set(usage) and usage, "the log does not name every kernel"
+    limit = MAX_REGISTERS_OF_PROMPTS if file.startswith(PROMPTS) else MAX_REGISTERS
     for entry, used in usage.items():
         assert (used.spills, used.stack) == (0, 0), entry
-        assert used.registers <= MAX_REGISTERS, entry
+        assert used.registers <= limit, entry
 
 
 @pytest.mark.parametrize("case", [case for case in ALL if case.ptx], ids=str)

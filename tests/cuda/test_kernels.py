@@ -10,6 +10,7 @@ import cases_head_topk
 import cases_heads
 import cases_linear
 import cases_norm
+import cases_prefill
 import cases_router
 import cases_wrappers
 import pytest
@@ -26,6 +27,7 @@ ALL = [
     *cases_elements.CASES,
     *cases_embedding.CASES,
     *cases_attention.CASES,
+    *cases_prefill.CASES,
     *cases_heads.CASES,
     *cases_router.CASES,
     *cases_head_topk.CASES,

@@ -1,110 +1,155 @@
-"""Attention of a batch as launches: each sequence's new tokens go into its pages, then its rows attend."""
+"""Attention of a batch as launches: new tokens go into their pages, then prompts and single rows attend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
+from strata.backends.base import KvSpec
 from strata.backends.cuda import launch_shapes
-from strata.backends.cuda.kernels import NULL
-from strata.backends.cuda.launches import Launcher, or_null, row_range
+from strata.backends.cuda.attention_tiles import BatchTables, Tiles, batch_tables
+from strata.backends.cuda.launches import Launcher, Operand, or_null
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.kernel_set import KvPlaces
 from strata.backends.parts import AttentionCall
-from strata.core import Sequence as Tokens
+from strata.core import Batch
 from strata.device.base import Buffer, Launch
 from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
 
 HEAD_DIMS, PAGE_DTYPES = (64, 128), ("int8", "bf16")
-"""What csrc/cuda/attention_decode.cu has entries for."""
+"""What csrc/cuda's attention has entries for."""
 
 
-def attention_launches(
-    launcher: Launcher,
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
-    places: KvPlaces,
-    call: AttentionCall,
-    sinks: Matrix | None,
-    out: Matrix,
-    scratch: Arena,
+@dataclass(frozen=True)
+class _Call:
+    """One layer's attention of one batch, as all of its launches see it."""
+
+    launcher: Launcher
+    q: Matrix
+    places: KvPlaces
+    call: AttentionCall
+    tables: BatchTables
+    blocks: list[Sequence[Buffer]]
+
+    @property
+    def spec(self) -> KvSpec:
+        """Of the pages."""
+        return self.places.cache.spec
+
+    def geometry(self) -> tuple[int, ...]:
+        """Arguments that all kernels of attention take."""
+        spec, window = self.spec, self.call.window
+        return self.call.heads, spec.kv_heads, spec.page_tokens, self.places.offset, window
+
+    def seen(self, tiles: Tiles) -> tuple[Buffer, ...]:
+        """Pages of the tiles' sequences."""
+        return tuple(chain.from_iterable(self.blocks[i] for i in tiles.sequences))
+
+    def macs(self, tiles: Tiles) -> int:
+        """Products of the tiles' rows with what they see, at most."""
+        chosen = [self.places.batch.sequences[i] for i in tiles.sequences]
+        seen = sum(s.count * (s.start + s.count) for s in chosen)
+        return seen * self.call.heads * (self.spec.key_dim + self.spec.value_dim)
+
+
+class CudaAttention:
+    """Makes the launches. The tables of a batch serve all its layers."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._tables: tuple[Batch, BatchTables] | None = None
+
+    def launches(
+        self,
+        q: Matrix,
+        k: Matrix,
+        v: Matrix | None,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Iterator[Launch]:
+        """One that appends, one for all prompts, two for all single rows."""
+        _require(places.cache.spec)
+        blocks = places.blocks()
+        tables = self._of_batch(places, blocks, call.heads // places.cache.spec.kv_heads)
+        whole = _Call(self._launcher, q, places, call, tables, blocks)
+        yield _append(whole, k, v)
+        if tables.prompts is not None:
+            yield _prefill(whole, tables.prompts, sinks, out)
+        if tables.singles is not None:
+            yield from _decode(whole, tables.singles, sinks, out, scratch)
+
+    def _of_batch(self, places: KvPlaces, blocks: list[Sequence[Buffer]], per_kv_head: int) -> BatchTables:
+        if self._tables is None or self._tables[0] is not places.batch:
+            most = max(1, launch_shapes.PREFILL_ROWS // per_kv_head)
+            pages = [len(of_sequence) for of_sequence in blocks]
+            self._tables = places.batch, batch_tables(places.batch, pages, most, places.pinned)
+        return self._tables[1]
+
+
+def _append(whole: _Call, k: Matrix, v: Matrix | None) -> Launch:
+    spec, places, tables = whole.spec, whole.places, whole.tables
+    written: list[Buffer] = []
+    for sequence, blocks in zip(places.batch.sequences, whole.blocks, strict=True):
+        end = sequence.start + sequence.count
+        written += blocks[sequence.start // spec.page_tokens : -(-end // spec.page_tokens)]
+    heads = (1 if v is None else 2) * spec.kv_heads
+    shape = launch_shapes.heads_of_rows("append_kv", heads, k.rows, spec.key_dim)
+    where = (places.table, tables.first_page, tables.positions)
+    numbers = (spec.kv_heads, spec.key_dim, spec.page_tokens, places.offset, int(spec.dtype == "int8"), 0)
+    arguments = (k.buffer, or_null(v), *where, *numbers)
+    reads = (k.buffer, *_if_there(v), *where, *written)
+    return whole.launcher.make(shape, arguments, reads, tuple(written))
+
+
+def _prefill(whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix) -> Launch:
+    spec = whole.spec
+    shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count)
+    inputs = (whole.q.buffer, whole.places.table, tiles.table)
+    arguments: tuple[Operand, ...] = (
+        *inputs,
+        or_null(sinks),
+        out.buffer,
+        *whole.geometry(),
+        float(whole.call.scale),
+    )
+    reads = (*inputs, *_if_there(sinks), *whole.seen(tiles), out.buffer)  # rows of others stay
+    return whole.launcher.make(shape, arguments, reads, (out.buffer,), whole.macs(tiles))
+
+
+def _decode(
+    whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix, scratch: Arena
 ) -> Iterator[Launch]:
-    """Two launches per sequence and one for all."""
-    spec = places.cache.spec
-    _require(spec.key_dim, spec.dtype, spec.page_tokens)
-    batch, dim = places.batch, spec.key_dim
-    longest = max(s.start + s.count for s in batch.sequences)
-    groups = spec.kv_heads * -(-call.heads // spec.kv_heads // launch_shapes.ATTENTION_QUERIES)
-    splits = launch_shapes.attention_splits(longest, groups * q.rows)
-    columns = call.heads * splits * (dim + 2)
-    partial = Matrix(scratch.take(q.rows * columns * 4, "partial attention"), q.rows, columns)
-    first_page = 0
-    for sequence, blocks in zip(batch.sequences, places.blocks(), strict=True):
-        table = places.table.slice(8 * first_page, 8 * len(blocks))
-        yield _append(launcher, k, v, places, sequence, list(blocks), table)
-        yield _attend(launcher, q, places, call, sequence, list(blocks), table, partial, splits)
-        first_page += len(blocks)
-    shape = launch_shapes.attention_combine(call.heads, q.rows, dim)
-    arguments = (partial.buffer, or_null(sinks), out.buffer, dim, splits)
-    reads = (partial.buffer, *(() if sinks is None else (sinks.buffer,)))
-    yield launcher.make(shape, arguments, reads, (out.buffer,))
+    spec, heads, dim = whole.spec, whole.call.heads, whole.spec.key_dim
+    sequences = [whole.places.batch.sequences[i] for i in tiles.sequences]
+    longest = max(s.start + s.count for s in sequences)
+    groups = spec.kv_heads * -(-heads // spec.kv_heads // launch_shapes.ATTENTION_QUERIES)
+    splits = launch_shapes.attention_splits(longest, groups * tiles.count)
+    partial = scratch.take(tiles.count * heads * splits * (dim + 2) * 4, "partial attention")
+    shape = launch_shapes.attention_decode(spec.dtype, dim, heads, spec.kv_heads, tiles.count, splits)
+    inputs = (whole.q.buffer, whole.places.table, tiles.table)
+    arguments: tuple[Operand, ...] = (*inputs, partial, *whole.geometry(), splits, float(whole.call.scale))
+    reads = (*inputs, *whole.seen(tiles))
+    yield whole.launcher.make(shape, arguments, reads, (partial,), whole.macs(tiles))
+    shape = launch_shapes.attention_combine(heads, tiles.count, dim)
+    reads = (partial, tiles.table, *_if_there(sinks), out.buffer)
+    joined = (partial, tiles.table, or_null(sinks), out.buffer, dim, splits)
+    yield whole.launcher.make(shape, joined, reads, (out.buffer,))
 
 
-def _append(
-    launcher: Launcher,
-    k: Matrix,
-    v: Matrix,
-    places: KvPlaces,
-    sequence: Tokens,
-    blocks: list[Buffer],
-    table: Buffer,
-) -> Launch:
-    spec, rows = places.cache.spec, (sequence.first_row, sequence.count)
-    keys, values = row_range(k, *rows), row_range(v, *rows)
-    size = spec.page_tokens
-    written = blocks[sequence.start // size : -(-(sequence.start + sequence.count) // size)]
-    shape = launch_shapes.heads_of_rows("append_kv", 2 * spec.kv_heads, sequence.count, spec.key_dim)
-    geometry = (spec.kv_heads, spec.key_dim, size, places.offset, int(spec.dtype == "int8"), sequence.start)
-    arguments = (keys, values, table, NULL, NULL, *geometry)
-    return launcher.make(shape, arguments, (keys, values, table, *written), tuple(written))
+def _if_there(matrix: Matrix | None) -> tuple[Buffer, ...]:
+    return () if matrix is None else (matrix.buffer,)
 
 
-def _attend(
-    launcher: Launcher,
-    q: Matrix,
-    places: KvPlaces,
-    call: AttentionCall,
-    sequence: Tokens,
-    blocks: list[Buffer],
-    table: Buffer,
-    partial: Matrix,
-    splits: int,
-) -> Launch:
-    spec, rows = places.cache.spec, (sequence.first_row, sequence.count)
-    queries, target = row_range(q, *rows), row_range(partial, *rows)
-    shape = launch_shapes.attention_decode(
-        spec.dtype, spec.key_dim, call.heads, spec.kv_heads, sequence.count, splits
-    )
-    geometry = (
-        call.heads,
-        spec.kv_heads,
-        spec.page_tokens,
-        places.offset,
-        call.window,
-        splits,
-        sequence.start,
-    )
-    arguments = (queries, table, NULL, NULL, target, *geometry, float(call.scale))
-    seen = sequence.count * (sequence.start + sequence.count)
-    macs = seen * call.heads * (spec.key_dim + spec.value_dim)
-    return launcher.make(shape, arguments, (queries, table, *blocks), (target,), macs)
-
-
-def _require(dim: int, dtype: str, page_tokens: int) -> None:
-    if dim in HEAD_DIMS and dtype in PAGE_DTYPES and page_tokens % launch_shapes.KV_TOKENS == 0:
+def _require(spec: KvSpec) -> None:
+    aligned = spec.page_tokens % launch_shapes.KV_TOKENS == 0
+    if spec.key_dim in HEAD_DIMS and spec.dtype in PAGE_DTYPES and aligned and not spec.value_in_key:
         return
     raise UnsupportedError(
-        f"attention on a GPU with heads of {dim}, {dtype} pages of {page_tokens} tokens",
+        f"attention on a GPU with heads of {spec.key_dim}, {spec.dtype} pages of {spec.page_tokens} tokens",
         remedy=f"heads of {HEAD_DIMS}, {PAGE_DTYPES} pages of a multiple of {launch_shapes.KV_TOKENS} tokens",
     )

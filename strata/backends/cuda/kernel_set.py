@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strata.backends.cuda import launch_shapes
-from strata.backends.cuda.attention import attention_launches
+from strata.backends.cuda.attention import CudaAttention
 from strata.backends.cuda.experts import expert_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
@@ -13,7 +13,6 @@ from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
 from strata.backends.hybrid.kernel_set import ExpertGroup, HeadColumns, KvPlaces, Launches
 from strata.backends.parts import AttentionCall, Gating
 from strata.device.base import Buffer, Launch
-from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
 from strata.plan.spec import AttentionSpec, RouterSpec
 from strata.store.formats import UNIT_COLS
@@ -24,6 +23,7 @@ class CudaKernels:
 
     def __init__(self, loader: KernelLoader) -> None:
         self._launcher = Launcher(loader)
+        self._attention = CudaAttention(self._launcher)
 
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """One launch."""
@@ -135,10 +135,8 @@ class CudaKernels:
         out: Matrix,
         scratch: Arena,
     ) -> Launches:
-        """Append, attend (both per sequence), and join the splits."""
-        if v is None:
-            raise UnsupportedError("latent attention on a GPU", remedy="run this model with device.use: cpu")
-        return attention_launches(self._launcher, q, k, v, places, call, sinks, out, scratch)
+        """Append, attend and join: two launches, four for a batch of prompts and single rows."""
+        return self._attention.launches(q, k, v, places, call, sinks, out, scratch)
 
     def route(
         self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes

@@ -87,17 +87,40 @@ def attention_splits(longest: int, blocks: int) -> int:
     return max(1, min(useful, -(-4 * 82 // blocks)))
 
 
-def attention_decode(dtype: str, dim: int, heads: int, kv_heads: int, rows: int, splits: int) -> LaunchShape:
-    """dtype: of the pages, int8 or bf16."""
+def attention_decode(dtype: str, dim: int, heads: int, kv_heads: int, tiles: int, splits: int) -> LaunchShape:
+    """dtype: of the pages, int8 or bf16; tiles: rows that take part."""
     groups = kv_heads * -(-heads // kv_heads // ATTENTION_QUERIES)
     floats = ATTENTION_WARPS * ATTENTION_QUERIES * (dim + 4 + 2)
-    entry = f"attention_decode_{dtype}_{dim}"
-    return LaunchShape("attention_decode", entry, (splits, groups, rows), ATTENTION_WARPS * WARP, floats * 4)
+    file, entry = _by_head("attention_decode", dtype, dim)
+    return LaunchShape(file, entry, (splits, groups, tiles), ATTENTION_WARPS * WARP, floats * 4)
 
 
-def attention_combine(heads: int, rows: int, dim: int) -> LaunchShape:
+PREFILL_ROWS, PREFILL_STAGES, STAGE_CHUNKS = 64, 3, 2
+"""csrc/cuda/attention_prefill.cuh: rows (token, query head) of a tile; stages; 16 tokens each in a stage."""
+
+
+def attention_prefill(dtype: str, dim: int, kv_heads: int, tiles: int) -> LaunchShape:
+    """One block per tile and KV head."""
+    chunk = KV_TOKENS * dim + 64 if dtype == "int8" else KV_TOKENS * dim * 2
+    shared = PREFILL_STAGES * STAGE_CHUNKS * 2 * chunk
+    file, entry = _by_head("attention_prefill", dtype, dim)
+    return LaunchShape(file, entry, (tiles, kv_heads, 1), 4 * WARP, shared)
+
+
+COMMON_HEADS = (64, 128)
+"""Elements of the heads that most models have; the kernels of others are compiled for those who need them."""
+
+
+def _by_head(kernel: str, dtype: str, dim: int) -> tuple[str, str]:
+    """File and entry."""
+    return kernel if dim in COMMON_HEADS else f"{kernel}_dims", f"{kernel}_{dtype}_{dim}"
+
+
+def attention_combine(heads: int, tiles: int, dim: int) -> LaunchShape:
     """One block per head and row."""
-    return LaunchShape("attention_combine", "attention_combine", (heads, rows, 1), min(128, dim), 0)
+    return LaunchShape(
+        "attention_combine", "attention_combine", (heads, tiles, 1), min(128, -(-dim // WARP) * WARP), 0
+    )
 
 
 HEAD_WARPS = 4

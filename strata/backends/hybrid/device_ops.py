@@ -149,7 +149,7 @@ class DeviceOps(ComposedOps):
         sinks = self.memory.static.matrix_if(call.sinks)
         table = self._pages(cache, batch)
         cache.begin_layer(call.layer)
-        places = KvPlaces(call.layer, batch, cache, table)
+        places = KvPlaces(call.layer, batch, cache, table, self.memory.uploads.pinned)
         out = self.new_matrix(q.rows, call.heads * kv.value_dim, "attention")
         with self.memory.workspace.scope() as scratch:
             self.launch(self.kernels.attention(q, k, v, places, call, sinks, out, scratch))

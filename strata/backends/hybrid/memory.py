@@ -15,6 +15,8 @@ from strata.plan.spec import ModelSpec
 
 TABLES = 8
 """Tables of one launch of experts, at most: by expert, by row, and by (row, choice) pair."""
+ROW_TABLES = 2 + 6
+"""Numbers of 4 bytes that a row needs besides: token and position; attention's tables of rows and tiles."""
 
 
 class HybridMemory:
@@ -74,7 +76,7 @@ def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
 
 def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
     """Pinned memory for what a pass brings: rows, rope tables, page table, rows of logits, expert tables."""
-    rows = options.rows * (spec.hidden + spec.attention.rope.rotary_dim + 2)
+    rows = options.rows * (spec.hidden + spec.attention.rope.rotary_dim + ROW_TABLES)
     tables = 0
     if spec.experts is not None:
         router = spec.experts.router
