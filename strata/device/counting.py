@@ -16,6 +16,7 @@ from strata.device.base import Copy, Event, Launch, Stream
 from strata.device.buffers import Buffer, Bytes
 from strata.device.checks import batch_direction, copy_direction
 from strata.device.emulated import EmulatedDevice
+from strata.device.emulated_order import own_event
 from strata.device.figures import DeviceFigures
 
 
@@ -50,7 +51,7 @@ class CountingDevice(EmulatedDevice):
     def __init__(self, figures: DeviceFigures, answer: Callable[[Buffer], Bytes | None]) -> None:
         super().__init__(figures, with_data=False)
         self.calls = Calls()
-        self._answer = answer
+        self.answer = answer
         self._copied_last = ""
 
     def launch(self, launch: Launch, stream: Stream) -> None:
@@ -84,8 +85,10 @@ class CountingDevice(EmulatedDevice):
         super().wait(stream, event)
 
     def sync(self, target: Stream | Event | None = None) -> None:
-        """A wait of the host."""
-        if isinstance(target, Event):
+        """A wait of the host, or the question whether it must wait for what it knows to be over."""
+        if isinstance(target, Event) and self.order.knows(own_event(target).clock):
+            self.calls.queries += 1
+        elif isinstance(target, Event):
             self.calls.read_backs[self._copied_last] += 1
         else:
             self.calls.synchronisations += 1
@@ -99,7 +102,7 @@ class CountingDevice(EmulatedDevice):
     def host_read(self, buffer: Buffer) -> Bytes:
         """Made up: nothing was computed. The races are looked for all the same."""
         self._host_access(buffer, write=False)
-        found = self._answer(buffer)
+        found = self.answer(buffer)
         return np.zeros(buffer.nbytes, np.uint8) if found is None else found
 
     def host_write(self, buffer: Buffer) -> Bytes:

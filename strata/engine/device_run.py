@@ -7,15 +7,17 @@ from typing import Literal
 
 from strata.hardware.profile import HardwareProfile
 
-DeviceUse = Literal["emulated", "cuda"]
+DeviceUse = Literal["emulated", "cuda", "counted"]
 KernelChoice = Literal["host", "cuda"]
 
 
 @dataclass(frozen=True)
 class DeviceRun:
     """machine: for which the plan was made; its device has the figures of the emulated one, and its speeds
-    are what the split of missed experts begins with. kernels: "cuda" are those of csrc/cuda, in the emulator
-    where the device is emulated; "host" are the CPU backend's over the emulated device's memory."""
+    are what the split of missed experts begins with. use "counted": nothing is computed, calls are counted
+    (`strata.device.counting`), which tells what a GPU would be asked. kernels: "cuda" are those of csrc/cuda,
+    in the emulator where the device is emulated; "host" the CPU backend's over the emulated device's memory.
+    """
 
     machine: HardwareProfile
     use: DeviceUse = "emulated"

@@ -68,8 +68,7 @@ class MadeUpRoutes:
 
 @dataclass(frozen=True)
 class StepCount:
-    """Calls of one step of `rows` requests that decode, a mean over steps. by_layer: launches by kernel of
-    each layer; rest: of embedding, head and sampling."""
+    """Calls of one step of `rows` requests that decode: `calls` of `steps` steps together."""
 
     rows: int
     calls: Calls

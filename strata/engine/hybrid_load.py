@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from strata.backends.base import KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.options import HybridOptions
+from strata.core import Batch, Sequence
 from strata.device.base import Device
+from strata.device.counting import CountingDevice
 from strata.device.emulated import EmulatedDevice
 from strata.engine.device_run import DeviceRun
+from strata.engine.dry_launch import MadeUpRoutes, NoLoader
 from strata.engine.engine import EngineOptions
 from strata.errors import CapacityError
 from strata.memory.heat import Heat
 from strata.memory.policies import POLICIES
+from strata.model.decoder import Decoder
 from strata.plan.cost import Speeds, speeds_of
 from strata.plan.figures import device_figures
 from strata.plan.plan import DevicePlan, Plan
 from strata.plan.spec import ModelSpec
 from strata.store.reader import Store
+
+TRIAL_TOKENS = 32
+"""Of a prompt that nobody asked: enough for kernels that take many tokens at once."""
 
 
 def device_backend(
@@ -37,7 +47,7 @@ def device_backend(
     heat: what earlier runs used; it learns what this one decodes.
 
     CapacityError when the plan leaves the device idle; HardwareError when there is no GPU, cupy or NVRTC, or
-    for the emulator without g++.
+    for the emulator without g++; UnsupportedError for a model that the kernels do not cover.
     """
     if plan.device is None:
         raise CapacityError(
@@ -48,17 +58,42 @@ def device_backend(
     options = _options(spec, store, plan, plan.device, speeds, engine)
     # The emulated device's clock does not see the host work; a GPU's is the host's.
     options = replace(options, heat=heat, simulated=speeds if run.use == "emulated" else None)
-    device, kernels = _open_device(run, cpu)
+    if run.kernels == "cuda":
+        _require_kernels(cpu, spec, store, options, run, engine)
+    device, kernels = _open_device(run, cpu, spec)
     return HybridBackend(device, kernels, cpu, spec, options)
 
 
-def _open_device(run: DeviceRun, cpu: CpuBackend) -> tuple[Device, KernelSet]:
+def _require_kernels(
+    cpu: CpuBackend,
+    spec: ModelSpec,
+    store: Store,
+    options: HybridOptions,
+    run: DeviceRun,
+    engine: EngineOptions,
+) -> None:
+    """UnsupportedError before anything is computed, and not in the midst of an answer: a prompt and a token
+    go through all launches on a device that computes nothing."""
+    device, kernels = _open_device(replace(run, use="counted"), cpu, spec)
+    backend = HybridBackend(device, kernels, cpu, spec, replace(options, heat=None))
+    kv, rows = KvSpec.of(spec, engine.page_tokens, engine.kv_dtype), min(options.rows, TRIAL_TOKENS)
+    pages = np.arange(-(-(rows + 1) // engine.page_tokens), dtype=np.int32)
+    decoder, cache = Decoder(spec, store, backend), backend.kv_cache(kv, len(pages))
+    for start, count in ((0, rows), (rows, 1)):
+        positions = np.arange(start, start + count, dtype=np.int32)
+        sequence, wanted = Sequence(0, count, start, pages), np.array([count - 1], np.int32)
+        decoder.forward(Batch(np.zeros(count, np.int32), positions, (sequence,), wanted), cache)
+
+
+def _open_device(run: DeviceRun, cpu: CpuBackend, spec: ModelSpec) -> tuple[Device, KernelSet]:
     """The one place where a GPU and an emulated device differ: who runs the launches."""
     if run.kernels == "host":
         return EmulatedDevice(device_figures(run.machine)), HostKernels(cpu)
     from strata.backends.cuda.kernel_set import CudaKernels
     from strata.backends.cuda.kernels import EmulatedLoader, GpuLoader
 
+    if run.use == "counted":
+        return CountingDevice(device_figures(run.machine), MadeUpRoutes(spec)), CudaKernels(NoLoader())
     if run.use == "emulated":
         return EmulatedDevice(device_figures(run.machine)), CudaKernels(EmulatedLoader())
     from strata.device.cuda import CudaDevice

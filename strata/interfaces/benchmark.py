@@ -15,7 +15,7 @@ from strata.engine.bench.runs import Bench, limits_probe, tokens_needed
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
 from strata.errors import IncompleteError, UsageError
-from strata.interfaces.hardware import remembered_machine
+from strata.interfaces.hardware import device_run, remembered_machine, with_device
 from strata.interfaces.planning import plan_run
 from strata.interfaces.recording import Files, recording
 from strata.interfaces.stores import store_path
@@ -62,7 +62,7 @@ class Benchmark:
             raise UsageError(
                 f"no case fits the model's context of {self.context} tokens", remedy="smaller -p, -n or -d"
             )
-        self.machine = remembered_machine()
+        self.machine = with_device(remembered_machine(), config)
         self.plan = self._plan(config, path)
         timer = OpTimer() if ops else None
         self._engine = self._load(config, path, timer)
@@ -114,6 +114,7 @@ class Benchmark:
             valid_tokens=_vocabulary(path),
             share_prefixes=False,  # repetitions must compute what they measure
             wrap=timer.wrap if timer else None,
+            device=device_run(config, self.machine),
         )
 
 

@@ -200,11 +200,11 @@ def _common() -> dict[str, Any]:
     }
 
 
-def build(case: str) -> PreTrainedModel:
-    """The random model of a case, f32, deterministic."""
+def build(case: str, **changes: Any) -> PreTrainedModel:
+    """The random model of a case, f32, deterministic. changes: of config.json, over those of the case."""
     model_type, fields = CASES[case]
     torch.manual_seed(sum(case.encode()))
-    config = AutoConfig.for_model(model_type, **{**_common(), **fields})
+    config = AutoConfig.for_model(model_type, **{**_common(), **fields, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
@@ -228,8 +228,8 @@ def _random(name: str, shape: torch.Size) -> torch.Tensor:
     return gain * values / shape[-1] ** 0.5
 
 
-def save(case: str, folder: Path) -> PreTrainedModel:
+def save(case: str, folder: Path, **changes: Any) -> PreTrainedModel:
     """Build a case and write it as transformers does; returns the model."""
-    model = build(case)
+    model = build(case, **changes)
     model.save_pretrained(folder)
     return model

@@ -44,6 +44,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, help="Runs of each test [3].")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
+@click.option("--dry-launch", is_flag=True, help="Count a step's kernel launches instead; needs no card.")
+@click.option("--launch-us", type=click.FloatRange(0, 1e6), default=4.0, help="Cost of a launch [4], for it.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
 @timeline_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
@@ -60,6 +62,8 @@ def command(
     repetitions: int,
     seed: int,
     ops: bool,
+    dry_launch: bool,
+    launch_us: float,
     no_warmup: bool,
     timeline: Path | None,
     as_csv: bool,
@@ -75,9 +79,13 @@ def command(
     Tokens are random and differ between streams: with the same token in every stream all would use the
     same experts, and several streams would look far cheaper than real ones are.
 
+    --dry-launch computes nothing: it sends decoding steps through the launches of the graphics card's kernels
+    and counts what the host asks of the driver, per layer and per step.
+
     \b
     Examples:
       strata bench demo -d 0,256
+      strata bench demo --dry-launch -s 1,4
       strata bench stores/qwen3-30b -p 512,2048 -n 64 -d 0,4096 -s 1,4,16 --csv
       strata bench stores/qwen3-30b --ops -p 0 -n 32 -s 1
     """
@@ -89,6 +97,9 @@ def command(
     config = load_config(config_file, overrides)
     if not config.model.path:
         raise UsageError("no model is given", remedy="strata bench demo, or a store's path")
+    if dry_launch:
+        _count_launches(config, streams, launch_us / 1e6, as_json)
+        return
     from strata.engine.bench.figures import plan_cases
     from strata.interfaces.benchmark import Benchmark
 
@@ -102,6 +113,21 @@ def command(
         bench.warm_up()
     with bench.recording(timeline):
         _report(bench, repetitions, form)
+
+
+def _count_launches(config: Any, streams: list[int], launch_seconds: float, as_json: bool) -> None:
+    import json
+
+    from strata.interfaces import dry_launching
+    from strata.interfaces.terminal import printable
+
+    found = dry_launching.count(config, streams)
+    if as_json:
+        records = [dry_launching.to_json(*pair, launch_seconds) for pair in found]
+        click.echo(json.dumps(records, indent=2))
+        return
+    for pair in found:
+        click.echo(printable(dry_launching.describe(*pair, launch_seconds)))
 
 
 def _introduce(bench: Any, form: str) -> None:
