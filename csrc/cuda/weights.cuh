@@ -10,10 +10,10 @@
 // Formats with 8 and 16 bits are paired the same way. A warp reads each 32-byte sector of a unit (16 rows x
 // 64 columns) exactly once.
 //
-// A format says: kMinimum (scale * q + minimum), kRowScale (one scale per row, applied at the end),
-// kRemainder (a number is the sum of two bf16: operand and remainder), kGroups (of a unit), block_bytes,
-// load, operand, and what of scale, minimum and row_scale it has. OneNumber answers for what a format does
-// not have.
+// A format says: kScaled (a scale per group), kMinimum (scale * q + minimum), kRowScale (one scale per row,
+// applied at the end), kRemainder (a number is the sum of two bf16: operand and remainder), kGroups (of a
+// unit), block_bytes, load, operand, and what of scale, minimum and row_scale it has. OneNumber answers for
+// what a format does not have.
 #pragma once
 
 #include "device.cuh"
@@ -36,10 +36,10 @@ DEVICE float2 f16_pair(u32 pair) {
 
 DEVICE int rounded_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// What most formats answer: no minimum, no scale per row, every number one bf16. The functions are never
-// used.
+// What most formats answer: scales per group, no minimum, no scale per row, every number one bf16. The
+// functions are never used.
 struct OneNumber {
-    static constexpr bool kMinimum = false, kRowScale = false, kRemainder = false;
+    static constexpr bool kScaled = true, kMinimum = false, kRowScale = false, kRemainder = false;
 
     template <class Unit>
     DEVICE float2 minimum(const Unit&, int) {
@@ -156,7 +156,7 @@ struct Mxfp4 : Nibbles<Mxfp4> {
 // w8g32 (Columns 32, an fp16 scale per 32 columns) and w8 (Columns 0, an f32 scale per row).
 template <int Columns>
 struct Int8 : OneNumber {
-    static constexpr bool kRowScale = Columns == 0;
+    static constexpr bool kRowScale = Columns == 0, kScaled = !kRowScale;
     static constexpr int kGroups = kRowScale ? 1 : 2, kUnitBytes = 1024;
 
     struct Unit {
@@ -209,6 +209,7 @@ struct Int8 : OneNumber {
 
 // The words of 16-bit formats, as they are stored.
 struct Halves : OneNumber {
+    static constexpr bool kScaled = false;
     static constexpr int kGroups = 1, kUnitBytes = 2048;
 
     struct Unit {

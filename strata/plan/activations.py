@@ -28,7 +28,7 @@ def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
         attention = 2 * a.mla.q_lora_rank + 2 * query + value + a.heads * (key_dim + value_dim)
         attention += 5 * key_dim
     attention += _partial_row(a, value_dim)
-    ffn = 0 if experts is not None and all(spec.moe_layers) else _ffn_scratch(spec.dense_width)
+    ffn = 0 if experts is not None and all(spec.moe_layers) else _ffn_scratch(spec.hidden, spec.dense_width)
     if experts is not None:
         # Normed rows, logits, ids and weights, of two routers; experts' sum, shared expert.
         routed = 2 * spec.hidden + 2 * (experts.router.experts + 2 * experts.router.top_k) + 1
@@ -58,12 +58,19 @@ def _partial_row(a: AttentionSpec, value_dim: int) -> int:
     return a.heads * (value_dim + 2)
 
 
-def _ffn_scratch(width: int) -> int:
-    """Gate and up, and their product."""
-    return 3 * -(-width // 8) * 8
+def _ffn_scratch(hidden: int, width: int) -> int:
+    """Gate and up beside the packed row, or beside their product and that, packed."""
+    width = -(-width // 8) * 8
+    return 0 if width == 0 else max(2 * width + _packed(hidden), 3 * width + _packed(width))
+
+
+def _packed(columns: int) -> int:
+    """A row for the tensor cores: bf16, and 4 totals per 64 columns."""
+    padded = -(-columns // 128) * 128
+    return padded // 2 + padded // 16
 
 
 def _expert_scratch(hidden: int, experts: ExpertSpec) -> int:
     """Of each chosen expert: its product and its output, and three words in tables; or the shared expert."""
     each = hidden + experts.width + 3
-    return max(experts.router.top_k * each + 1, _ffn_scratch(experts.shared_width))
+    return max(experts.router.top_k * each + 1, _ffn_scratch(hidden, experts.shared_width))

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import Case
+from mutants_prefill import PREFILL_TABLE
 from runners import EmulatedRunner, source_of
 
 from strata.backends.cuda.emulator import EmulatorError
 from strata.backends.cuda.sources import KernelSource
 
 BARRIER = re.compile(r"__sync(threads|warp)\(\);")
-FORMATS_KEPT = ("w4g32m", "w4g64", "mxfp4", "w8", "bf16", "f16")
+FORMATS_KEPT = ("w4g32m", "w4g64", "w4g64m", "mxfp4", "w8", "bf16", "f16")
 """Of kernels with an entry per format: mutants need not compile them all."""
 
 
@@ -44,6 +45,7 @@ OWN = "own header"
 """Of a kernel whose code is in a header of its name, because other head sizes use it too."""
 # kernel, place ("" for the kernel itself), text, its replacement; the first occurrence is changed.
 TABLE: list[tuple[str, str, str, str]] = [
+    *PREFILL_TABLE,
     ("norm", "", "i < row.quads; i += blockDim.x", "i < row.quads - 1; i += blockDim.x"),
     ("norm", "", "int warp = 1; warp <", "int warp = 2; warp <"),
     ("norm", "", "bits > 0", "bits > 1"),
@@ -248,7 +250,7 @@ def detect(mutant: Mutant, cases: list[Case]) -> str | None:
     for case in cases:
         prepared = case.make()
         by_format = "_FORMAT(" in mutant.source.text
-        if by_format and not any(f"_{fmt}_" in prepared.call.entry for fmt in FORMATS_KEPT):
+        if by_format and not any(f"_{fmt}_" in f"{prepared.call.entry}_" for fmt in FORMATS_KEPT):
             continue
         try:
             EmulatedRunner("reverse").run(prepared.call, mutant.source)

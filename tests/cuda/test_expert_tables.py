@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_pages import spec_of
 
 from strata.backends.cuda.attention import _require as require_attention
 from strata.backends.cuda.experts import Tables
@@ -65,7 +66,7 @@ def test_experts_without_kernels_are_refused() -> None:
         require_experts(group_of(np.zeros((1, 1), np.int32), [0], width=60))
 
 
-@pytest.mark.parametrize("file", ["linear", "expert_gate_up", "expert_down"])
+@pytest.mark.parametrize("file", ["linear", "linear_prefill", "expert_gate_up", "expert_down"])
 def test_every_format_of_the_store_has_kernels(file: str) -> None:
     entries = re.findall(r"^\w+_FORMAT\((\w+), ", kernel_source(file).text, re.MULTILINE)
     assert sorted(entries) == sorted(FORMATS)
@@ -74,4 +75,4 @@ def test_every_format_of_the_store_has_kernels(file: str) -> None:
 @pytest.mark.parametrize(("dim", "dtype", "page"), [(80, "int8", 32), (64, "f32", 32), (128, "bf16", 24)])
 def test_pages_without_kernels_are_refused(dim: int, dtype: str, page: int) -> None:
     with pytest.raises(UnsupportedError, match="on a GPU"):
-        require_attention(dim, dtype, page)
+        require_attention(spec_of(dtype, 1, dim, page))

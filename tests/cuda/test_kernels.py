@@ -9,6 +9,7 @@ import cases_experts
 import cases_head_topk
 import cases_heads
 import cases_linear
+import cases_linear_prefill
 import cases_norm
 import cases_prefill
 import cases_router
@@ -23,6 +24,7 @@ ALL = [
     *cases_wrappers.CASES,
     *cases_norm.CASES,
     *cases_linear.CASES,
+    *cases_linear_prefill.CASES,
     *cases_experts.CASES,
     *cases_elements.CASES,
     *cases_embedding.CASES,

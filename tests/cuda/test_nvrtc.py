@@ -22,7 +22,7 @@ SOURCE = KernelSource(
 )
 
 
-MANY_ENTRIES = ("linear", "expert_gate_up", "expert_down")
+MANY_ENTRIES = ("linear", "linear_prefill", "expert_gate_up", "expert_down")
 
 
 class CountingCompiler:

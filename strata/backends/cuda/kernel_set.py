@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.backends.cuda import launch_shapes
+from strata.backends.cuda import launch_shapes, prefill_shapes
 from strata.backends.cuda.attention import CudaAttention
 from strata.backends.cuda.experts import expert_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.cuda.linear import PrefillPays, linear_launches, require_heads
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
 from strata.backends.hybrid.kernel_set import ExpertGroup, HeadColumns, KvPlaces, Launches
 from strata.backends.parts import AttentionCall, Gating
-from strata.device.base import Buffer, Launch
+from strata.device.base import Buffer
 from strata.memory.regions import Arena
 from strata.plan.spec import AttentionSpec, RouterSpec
-from strata.store.formats import UNIT_COLS
 
 
 class CudaKernels:
-    """See `KernelSet`. loader: where compiled kernels come from."""
+    """See `KernelSet`. loader: gives compiled kernels. prefill_pays: when kernels for prompts serve."""
 
-    def __init__(self, loader: KernelLoader) -> None:
+    def __init__(self, loader: KernelLoader, prefill_pays: PrefillPays = prefill_shapes.prefill_pays) -> None:
         self._launcher = Launcher(loader)
         self._attention = CudaAttention(self._launcher)
+        self._prefill_pays = prefill_pays
 
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """One launch."""
@@ -48,36 +49,15 @@ class CudaKernels:
     def linear(
         self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
     ) -> Launches:
-        """One launch."""
-        yield self._linear(x, weight, bias, out, 0)
+        """One launch, or two for a prompt."""
+        return linear_launches(self._launcher, x, weight, bias, out, 0, scratch, self._prefill_pays)
 
     def head_linear(
         self, x: Matrix, weight: PackedOnDevice, heads: int, out: Matrix, scratch: Arena
     ) -> Launches:
-        """One launch."""
-        require_multiple("head_linear", "rows of a head", weight.shape.rows // heads, 16)
-        yield self._linear(x, weight, None, out, weight.shape.rows // heads)
-
-    def _linear(
-        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, head_rows: int
-    ) -> Launch:
-        packed = weight.shape
-        require_multiple("linear", "columns", packed.cols, 8)
-        blocks = packed.blocks
-        per_block = 1 if head_rows else launch_shapes.row_blocks_per_block(blocks, x.rows)
-        shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
-        sizes = (
-            packed.rows,
-            packed.cols,
-            packed.padded_cols // UNIT_COLS,
-            x.rows,
-            per_block,
-            x.cols,
-            head_rows,
-        )
-        arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, 1.0, 0)
-        reads = (x.buffer, weight.buffer, *(() if bias is None else (bias.buffer,)))
-        return self._launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
+        """One launch, or two for a prompt."""
+        require_heads(weight.shape.rows, heads)
+        return linear_launches(self._launcher, x, weight, None, out, heads, scratch, self._prefill_pays)
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
         """One launch."""
@@ -167,16 +147,16 @@ class CudaKernels:
         out: Matrix,
         scratch: Arena,
     ) -> Launches:
-        """Three launches: gate_up, the activation, down."""
+        """Three launches: gate_up, the activation, down; a prompt's matrices take two each."""
         width, rows = down.shape.cols, x.rows
         both = Matrix(scratch.take(rows * gate_up.shape.rows * 4, "gate and up"), rows, gate_up.shape.rows)
+        yield from self.linear(x, gate_up, None, both, scratch)
         hidden = Matrix(scratch.take(rows * width * 4, "hidden"), rows, width)
-        yield self._linear(x, gate_up, None, both, 0)
         kind = launch_shapes.GATING_KINDS[gating.kind]
         arguments = (both.buffer, hidden.buffer, width, kind, gating.alpha, gating.limit)
         shape = launch_shapes.elements("gate", width, rows)
         yield self._launcher.make(shape, arguments, (both.buffer,), (hidden.buffer,))
-        yield self._linear(hidden, down, None, out, 0)
+        yield from self.linear(hidden, down, None, out, scratch)
 
     def experts(
         self,

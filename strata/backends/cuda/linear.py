@@ -1,0 +1,93 @@
+"""Packed matrices times rows as launches: a few rows at once, or a prompt's rows on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import gcd
+
+from strata.backends.cuda import launch_shapes, prefill_shapes
+from strata.backends.cuda.kernels import NULL
+from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.hybrid.arrays import Matrix, PackedOnDevice
+from strata.device.base import Buffer, Launch
+from strata.memory.regions import Arena
+from strata.store.formats import ROW_BLOCK, UNIT_COLS
+
+PrefillPays = Callable[[int, int, int], bool]
+"""Whether the tensor-core kernel is quicker, see `prefill_shapes.prefill_pays`."""
+
+
+def linear_launches(
+    launcher: Launcher,
+    x: Matrix,
+    weight: PackedOnDevice,
+    bias: Matrix | None,
+    out: Matrix,
+    heads: int,
+    scratch: Arena,
+    pays: PrefillPays,
+) -> Iterator[Launch]:
+    """One launch, or two for a prompt. heads: one small matrix per head, 0 for one matrix."""
+    packed = weight.shape
+    require_multiple("linear", "columns", packed.cols, 8)
+    if pays(packed.nbytes, packed.cols * max(heads, 1), x.rows):
+        yield from _prefill(launcher, x, weight, bias, out, heads, scratch)
+        return
+    head_rows = packed.rows // heads if heads else 0
+    per_block = 1 if heads else launch_shapes.row_blocks_per_block(packed.blocks, x.rows)
+    shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
+    units = packed.padded_cols // UNIT_COLS
+    sizes = (packed.rows, packed.cols, units, x.rows, per_block, x.cols, head_rows)
+    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, 1.0, 0)
+    yield launcher.make(
+        shape, arguments, _reads(weight, bias, x.buffer), (out.buffer,), x.rows * packed.rows * packed.cols
+    )
+
+
+def _prefill(
+    launcher: Launcher,
+    x: Matrix,
+    weight: PackedOnDevice,
+    bias: Matrix | None,
+    out: Matrix,
+    heads: int,
+    scratch: Arena,
+) -> Iterator[Launch]:
+    packed, parts = weight.shape, max(heads, 1)
+    units = packed.padded_cols // UNIT_COLS
+    with scratch.scope() as room:
+        values, totals, launch = pack_launch(
+            launcher, Matrix(x.buffer, x.rows * parts, packed.cols), units, packed.format.minimum, room
+        )
+        yield launch
+        shape = prefill_shapes.linear_prefill(packed.format.name, packed.rows, x.rows)
+        head_blocks = packed.blocks // heads if heads else 0
+        if heads:
+            warps = gcd(shape.block // launch_shapes.WARP, head_blocks)
+            shape = prefill_shapes.linear_prefill(packed.format.name, packed.rows, x.rows, warps)
+        sizes = (packed.rows, units, x.rows, units * parts, head_blocks)
+        operands: list[Operand] = [weight.buffer, values, NULL if totals is None else totals]
+        arguments = (*operands, or_null(bias), out.buffer, *sizes, 1.0, 0)
+        reads = _reads(weight, bias, values, *(() if totals is None else (totals,)))
+        yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
+
+
+def pack_launch(
+    launcher: Launcher, x: Matrix, units: int, with_totals: bool, room: Arena
+) -> tuple[Buffer, Buffer | None, Launch]:
+    """x as the kernels for prompts read it: values, totals for formats with a minimum, and the launch."""
+    values = room.take(x.rows * units * UNIT_COLS * 2, "packed activations")
+    totals = room.take(x.rows * units * 16, "totals of activations") if with_totals else None
+    shape = prefill_shapes.pack_activations(x.rows, units)
+    arguments = (x.buffer, values, NULL if totals is None else totals, x.cols, units)
+    writes = (values,) if totals is None else (values, totals)
+    return values, totals, launcher.make(shape, arguments, (x.buffer,), writes)
+
+
+def _reads(weight: PackedOnDevice, bias: Matrix | None, *others: Buffer) -> tuple[Buffer, ...]:
+    return (*others, weight.buffer, *(() if bias is None else (bias.buffer,)))
+
+
+def require_heads(rows: int, heads: int) -> None:
+    """UnsupportedError: a head's rows would share a row block with the next one's."""
+    require_multiple("head_linear", "rows of a head", rows // heads, ROW_BLOCK)
