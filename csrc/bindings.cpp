@@ -94,10 +94,12 @@ void bind_cpu(py::module_& m) {
                         py::arg("brand") = found.brand);
     });
     py::class_<Cpu>(m, "Cpu")
-        .def(py::init([](const std::vector<int>& cpus, const std::string& isa, bool bind, int64_t spin_ns) {
-                 return std::make_unique<Cpu>(cpus, bind, spin_ns, kernels_for(isa));
+        .def(py::init([](const std::vector<int>& cpus, const std::string& isa, bool bind, int64_t spin_ns,
+                         const std::vector<int>& nodes) {
+                 return std::make_unique<Cpu>(cpus, bind, spin_ns, kernels_for(isa), nodes);
              }),
-             py::arg("cpus"), py::arg("isa"), py::arg("bind") = true, py::arg("spin_ns") = kSpinNs)
+             py::arg("cpus"), py::arg("isa"), py::arg("bind") = true, py::arg("spin_ns") = kSpinNs,
+             py::arg("nodes") = std::vector<int>())
         .def_property_readonly("threads", [](const Cpu& cpu) { return cpu.pool.size(); })
         .def_property_readonly("bound", [](const Cpu& cpu) { return cpu.pool.bound(); })
         .def_property_readonly("isa", [](const Cpu& cpu) { return cpu.kernels.name; })

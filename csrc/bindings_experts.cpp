@@ -45,15 +45,34 @@ int64_t RecordShape::payload_bytes() const {
     return biases ? down_bias_offset + int64_t{4} * hidden : slices * slice_bytes;
 }
 
-void RecordShape::slices_of(const uint8_t* record, FfnSlice* out) const {
-    const float* up_bias = reinterpret_cast<const float*>(record + gate_up_bias_offset);
-    const float* bias = reinterpret_cast<const float*>(record + down_bias_offset);
-    for (int i = 0; i < slices; i++) {
-        const uint8_t* part = record + i * slice_bytes;
-        out[i] = {gate_up(part), down(part + down_offset),
-                  biases ? up_bias + i * interleaved_rows(slice_width) : nullptr,
-                  biases && i == 0 ? bias : nullptr};
+FfnSlice RecordShape::slice(int i, const uint8_t* part, const uint8_t* tail) const {
+    FfnSlice found{gate_up(part), down(part + down_offset), nullptr, nullptr};
+    if (!biases) return found;
+    const int64_t begin = slices * slice_bytes;
+    found.gate_up_bias = reinterpret_cast<const float*>(tail + (gate_up_bias_offset - begin)) +
+                         i * interleaved_rows(slice_width);
+    if (i == 0) found.down_bias = reinterpret_cast<const float*>(tail + (down_bias_offset - begin));
+    return found;
+}
+
+std::vector<U8> RecordShape::slices_of(const py::object& record, FfnSlice* out) const {
+    const int64_t tail_bytes = record_bytes - slices * slice_bytes;
+    std::vector<U8> kept;
+    if (!py::isinstance<py::tuple>(record)) {
+        kept.push_back(record.cast<U8>());
+        expect("bytes of an expert's record are", kept[0].size(), "its layout needs", record_bytes);
+        const uint8_t* at = kept[0].data();
+        for (int i = 0; i < slices; i++) out[i] = slice(i, at + i * slice_bytes, at + slices * slice_bytes);
+        return kept;
     }
+    for (const py::handle piece : record) kept.push_back(piece.cast<U8>());
+    expect("pieces of an expert's record are", kept.size(), "its layout needs", slices + 1);
+    expect("bytes after an expert's slices are", kept[slices].size(), "its layout needs", tail_bytes);
+    for (int i = 0; i < slices; i++) {
+        expect("bytes of an expert's slice are", kept[i].size(), "its layout needs", slice_bytes);
+        out[i] = slice(i, kept[i].data(), kept[slices].data());
+    }
+    return kept;
 }
 
 ExpertTable::ExpertTable(const RecordShape& shape, int experts, py::function record)
@@ -69,11 +88,8 @@ void ExpertTable::touch(int32_t id) {
         throw py::value_error("expert " + std::to_string(id) + " was routed to, the layer has " +
                               std::to_string(known_.size()));
     if (known_[id] != nullptr) return;
-    U8 record = record_(id).cast<U8>();
-    expect("bytes of an expert's record are", record.size(), "its layout needs", shape_.record_bytes);
     FfnSlice* slices = &slices_[static_cast<size_t>(id) * shape_.slices];
-    shape_.slices_of(record.data(), slices);
-    records_[id] = std::move(record);
+    records_[id] = shape_.slices_of(record_(id), slices);
     known_[id] = slices;
 }
 

@@ -22,11 +22,15 @@ struct RecordShape {
     void check() const;
     // Without the padding at the end.
     int64_t payload_bytes() const;
-    // The record's slices, out[slices].
-    void slices_of(const uint8_t* record, cpu::FfnSlice* out) const;
+    // The record's slices, out[slices]. record: u8 [record_bytes], or a tuple of pieces that lie on several
+    // memory nodes: u8 [slice_bytes] for each slice, and then what follows the slices in a record. Returns
+    // what must be kept while they are used; ValueError for other sizes.
+    std::vector<U8> slices_of(const py::object& record, cpu::FfnSlice* out) const;
 
   private:
     bool biases_inside() const;
+    // Slice i at `part`; tail: what follows the slices.
+    cpu::FfnSlice slice(int i, const uint8_t* part, const uint8_t* tail) const;
 };
 
 using Active = std::optional<std::vector<int32_t>>;
@@ -35,7 +39,7 @@ using Active = std::optional<std::vector<int32_t>>;
 // decoding asks for hundreds of them per token, which in Python cost more than some of the arithmetic.
 class ExpertTable {
   public:
-    // record(index) -> u8 [shape.record_bytes].
+    // record(index) -> what RecordShape::slices_of takes.
     ExpertTable(const RecordShape& shape, int experts, py::function record);
 
     const RecordShape& shape() const { return shape_; }
@@ -59,7 +63,7 @@ class ExpertTable {
 
     RecordShape shape_;
     py::function record_;
-    std::vector<U8> records_;                  // by expert; keep their bytes alive
+    std::vector<std::vector<U8>> records_;     // by expert; keep their bytes alive
     std::vector<cpu::FfnSlice> slices_;        // [experts][shape.slices]
     std::vector<const cpu::FfnSlice*> known_;  // by expert; null until its record was asked for
 };

@@ -42,12 +42,13 @@ class SplitExperts {
     }
 
     // Computes some of the experts; their records are not needed afterwards. x: f32 [rows, hidden].
-    void compute(Cpu& cpu, const F32& x, const std::vector<int32_t>& active, const std::vector<U8>& records,
-                 const Gating& gating, bool exact) {
+    void compute(Cpu& cpu, const F32& x, const std::vector<int32_t>& active,
+                 const std::vector<py::object>& records, const Gating& gating, bool exact) {
         const int tokens = rows_of(x, shape_.hidden);
         expect("rows of ids are", ids_.shape(0), "rows of x are", tokens);
         expect("records are", records.size(), "experts are", active.size());
-        for (size_t i = 0; i < active.size(); i++) place(active[i], records[i]);
+        std::vector<std::vector<U8>> kept;
+        for (size_t i = 0; i < active.size(); i++) kept.push_back(place(active[i], records[i]));
         const float* in = x.data();
         float* out = y_.mutable_data();
         {
@@ -83,14 +84,15 @@ class SplitExperts {
                                   std::to_string(here_.size()));
     }
 
-    void place(int32_t id, const U8& record) {
+    std::vector<U8> place(int32_t id, const py::object& record) {
         check(id);
         if (!std::binary_search(wanted_.begin(), wanted_.end(), id) || waiting_[id].computed)
             throw py::value_error("expert " + std::to_string(id) + " is not wanted, or not any more");
-        expect("bytes of an expert's record are", record.size(), "its layout needs", shape_.record_bytes);
-        here_[id] = &slices_[static_cast<size_t>(id) * shape_.slices];
-        shape_.slices_of(record.data(), &slices_[static_cast<size_t>(id) * shape_.slices]);
+        FfnSlice* const slices = &slices_[static_cast<size_t>(id) * shape_.slices];
+        std::vector<U8> kept = shape_.slices_of(record, slices);
+        here_[id] = slices;
         waiting_[id].computed = true;
+        return kept;
     }
 
     // Every slice of every expert writes rows of its own: expert after expert, slice after slice.

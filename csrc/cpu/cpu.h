@@ -7,15 +7,19 @@
 #include "cpu/arena.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/op_clock.h"
+#include "cpu/teams.h"
 #include "cpu/thread_pool.h"
 
 namespace strata::cpu {
 
 struct Cpu {
-    Cpu(const std::vector<int>& cpus, bool bind, int64_t spin_ns, const Kernels& kernels)
-        : kernels(kernels), pool(cpus, bind, spin_ns) {}
+    // nodes: see Teams.
+    Cpu(const std::vector<int>& cpus, bool bind, int64_t spin_ns, const Kernels& kernels,
+        const std::vector<int>& nodes = {})
+        : kernels(kernels), teams(nodes, static_cast<int>(cpus.size())), pool(cpus, bind, spin_ns) {}
 
     const Kernels& kernels;
+    const Teams teams;
     ThreadPool pool;
     Arena arena;
     OpClock clock;

@@ -27,6 +27,19 @@ struct Slot {
     }
 };
 
+// Slots stand team after team, each team's expert after expert. Sums are made in the order of experts and
+// their slices, whoever computes them.
+struct SlotOrder {
+    int experts, slices, teams;
+
+    int team_slices() const { return slices / teams; }
+    int team_slots() const { return experts * team_slices(); }
+    // Where slice i of expert e stands.
+    int at(int e, int i) const {
+        return i / team_slices() * team_slots() + e * team_slices() + i % team_slices();
+    }
+};
+
 // What all workers share during one call.
 struct Shared {
     Cpu& cpu;
@@ -50,36 +63,47 @@ struct Shared {
     int tokens, width;  // width: of the model
     float* y;
     bool apart;  // y has a row for each row of `middles`, not for each token
+    SlotOrder order;
 
     const Matrix& gate_up() const { return slots[0].slice->gate_up; }
     const Matrix& down() const { return slots[0].slice->down; }
+    // Slot n in the order of sums.
+    const Slot& summed(int n) const { return slots[order.at(n / order.slices, n % order.slices)]; }
+    // Those who share out slots among them, as far as slots are dealt to teams.
+    Team team_of(int worker) const {
+        return order.teams > 1 ? cpu.teams.of(worker) : Team{0, 0, cpu.pool.size()};
+    }
 };
 
 // Work of one block with m tokens relative to reading it: measured for w4g64 in the prototypes.
 double block_cost(int tokens) { return 1.0 + 0.35 * tokens; }
 
-// First block of worker `worker` of `workers`, counted over all slots, which have `blocks` each; blocks are
-// weighted by cost. Within a slot the point is a multiple of `step`.
-int64_t split_point(const Shared& s, int64_t blocks, int64_t step, int worker, int workers) {
+// First block of worker `worker` of `workers`, counted over `count` slots, which have `blocks` each; blocks
+// are weighted by cost. Within a slot the point is a multiple of `step`.
+int64_t split_point(const Slot* slots, int count, int64_t blocks, int64_t step, int worker, int workers) {
     // Not left to the sums below: they round, and the last block of all would be nobody's.
-    if (worker == workers) return s.slot_count * blocks;
+    if (worker == workers) return count * blocks;
     double total = 0;
-    for (int i = 0; i < s.slot_count; i++) total += blocks * block_cost(s.slots[i].work->count);
+    for (int i = 0; i < count; i++) total += blocks * block_cost(slots[i].work->count);
     double left = total * worker / workers;
-    for (int i = 0; i < s.slot_count; i++) {
-        const double cost = block_cost(s.slots[i].work->count);
+    for (int i = 0; i < count; i++) {
+        const double cost = block_cost(slots[i].work->count);
         if (left < blocks * cost)
             return i * blocks + std::min<int64_t>(blocks, std::llround(left / cost / step) * step);
         left -= blocks * cost;
     }
-    return s.slot_count * blocks;
+    return count * blocks;
 }
 
-// The part of worker `worker`, counted over all slots.
+// The part of worker `worker` in its team's slots, counted over all slots.
 Range split(const Shared& s, const Matrix& matrix, int64_t step, int worker) {
-    const int workers = s.cpu.pool.size();
-    return {split_point(s, matrix.blocks, step, worker, workers),
-            split_point(s, matrix.blocks, step, worker + 1, workers)};
+    const Team team = s.team_of(worker);
+    const int count = s.order.team_slots(), first = team.index * count;
+    const auto point = [&](int member) {
+        return first * matrix.blocks +
+               split_point(s.slots + first, count, matrix.blocks, step, member, team.size);
+    };
+    return {point(worker - team.first), point(worker - team.first + 1)};
 }
 
 // One thread's part of a call.
@@ -140,7 +164,7 @@ void Worker::for_each_run(Range part, int64_t blocks, const Fn& fn) const {
 template <class Fn>
 void Worker::for_each_down(const Fn& fn) const {
     if (s_.products != nullptr) return for_each_run(down_, s_.down().blocks, fn);
-    for (int i = 0; i < s_.slot_count; i++) fn(s_.slots[i], down_);
+    for (int i = 0; i < s_.slot_count; i++) fn(s_.summed(i), down_);
 }
 
 Ahead* Worker::plan() {
@@ -247,7 +271,7 @@ void Worker::add_products() {
     const Range columns = columns_of(columns_);
     if (columns.begin >= columns.end) return;
     for (int i = 0; i < s_.slot_count; i++) {
-        const Slot& slot = s_.slots[i];
+        const Slot& slot = s_.summed(i);
         add_columns(slot, columns, s_.products + slot.first_row * s_.width + columns.begin, s_.width,
                     {0, slot.work->count});
     }
@@ -293,16 +317,22 @@ void Worker::run() {
     add_products();
 }
 
-Slot* make_slots(Cpu& cpu, const ExpertWork* experts, int expert_count, int slice_count, int64_t* rows) {
-    Slot* slots = cpu.arena.take<Slot>(static_cast<size_t>(expert_count) * slice_count);
+Slot* make_slots(Cpu& cpu, const ExpertWork* experts, const SlotOrder& order, int64_t* rows) {
+    Slot* slots = cpu.arena.take<Slot>(static_cast<size_t>(order.experts) * order.slices);
     *rows = 0;
-    for (int e = 0; e < expert_count; e++) {
-        for (int i = 0; i < slice_count; i++) {
-            slots[e * slice_count + i] = {&experts[e], &experts[e].slices[i], *rows};
+    for (int e = 0; e < order.experts; e++) {
+        for (int i = 0; i < order.slices; i++) {
+            slots[order.at(e, i)] = {&experts[e], &experts[e].slices[i], *rows};
             *rows += experts[e].count;
         }
     }
     return slots;
+}
+
+// Slots are dealt to the nodes' workers where every node has as many slices of every expert.
+SlotOrder order_of(const Cpu& cpu, int experts, int slices) {
+    const int teams = cpu.teams.count();
+    return {experts, slices, slices % teams == 0 ? teams : 1};
 }
 
 // Whether work is even enough when workers get whole units: the largest part exceeds the mean by 1/16 at
@@ -314,11 +344,12 @@ bool split_by_units(int slot_count, const Matrix& down, int workers) {
 // Whether row blocks of down are to be split over all slots together: each slot's apart would leave a worker
 // with over 1/16 more to read, and keeping what they make costs little, for rows are few. 40 workers and
 // eight slots of 2048 rows, which is one token of Qwen3-30B-A3B: 32 row blocks at most instead of 26 of 25.6.
-bool spread_down(int64_t rows, int slot_count, const Matrix& down, int workers) {
+// Where teams have slots of their own, they read them only so.
+bool spread_down(int64_t rows, int slot_count, const Matrix& down, int workers, int teams) {
     constexpr int kFewRows = 4;
     const auto most = [&](int64_t blocks) { return (blocks + workers - 1) / workers; };
-    return rows <= int64_t{kFewRows} * slot_count &&
-           16 * slot_count * most(down.blocks) > 17 * most(int64_t{slot_count} * down.blocks);
+    const bool uneven = 16 * slot_count * most(down.blocks) > 17 * most(int64_t{slot_count} * down.blocks);
+    return rows <= int64_t{kFewRows} * slot_count && (teams > 1 || uneven);
 }
 
 }  // namespace
@@ -331,7 +362,8 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
         return;
     }
     int64_t rows = 0;
-    const Slot* slots = make_slots(cpu, experts, expert_count, slice_count, &rows);
+    const SlotOrder order = order_of(cpu, expert_count, slice_count);
+    const Slot* slots = make_slots(cpu, experts, order, &rows);
     const FfnSlice& first = experts[0].slices[0];
     const int slot_count = expert_count * slice_count, workers = cpu.pool.size();
     const int tile = std::min(token_tile(first.gate_up), token_tile(first.down));
@@ -339,15 +371,17 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
     for (int i = 0; i < slot_count; i++) tile_count += slots[i].tiles(tile).count;
     const Activations inputs(cpu, first.gate_up, tokens, exact), middles(cpu, first.down, rows, exact);
     const Activations gathered(cpu, first.gate_up, static_cast<int64_t>(tile) * workers, exact);
-    const bool whole_units = split_by_units(slot_count, first.down, workers);
+    const int team = order.teams > 1 ? cpu.teams.largest() : workers;
+    const bool whole_units = split_by_units(order.team_slots(), first.down, team);
     // gate writes whole blocks of 8 columns, which may exceed down's columns but not its padding.
     const int stride = first.down.padded_cols();
     float* gated = whole_units ? nullptr : cpu.arena.take<float>(rows * stride);
     const bool apart = output_rows == OutputRows::kApart;
-    float* products =
-        spread_down(rows, slot_count, first.down, workers) ? cpu.arena.take<float>(rows * hidden) : nullptr;
-    const Shared shared{cpu,   slots,  slot_count, rows,   tile, inputs, gathered, middles, whole_units,
-                        gated, stride, products,   gating, x,    tokens, hidden,   y,       apart};
+    const bool spread = spread_down(rows, slot_count, first.down, workers, order.teams);
+    float* products = spread ? cpu.arena.take<float>(rows * hidden) : nullptr;
+    const Shared shared{cpu,     slots,       slot_count, rows,   tile,     inputs, gathered,
+                        middles, whole_units, gated,      stride, products, gating, x,
+                        tokens,  hidden,      y,          apart,  order};
     Stretch* room = cpu.arena.take<Stretch>(static_cast<size_t>(workers) * 2 * tile_count);
     cpu.pool.run([&](int worker) { Worker(shared, worker, room + worker * 2 * tile_count).run(); });
 }

@@ -30,6 +30,11 @@ enum class OutputRows { kSummed, kApart };
 // Every element of y is summed by one thread in that order, so the result depends neither on the number of
 // threads nor on the other tokens of the batch.
 //
+// Where the workers are of several nodes and slices can be dealt to them evenly, a node's workers compute the
+// slices of their node: the first slices those of the first node, and so on. Their weights should lie in that
+// node's memory. Of many tokens only gate_up: down is shared out by columns, for what its parts make would
+// have to be kept for every token, and weights that many tokens use limit nothing.
+//
 // kApart: y is f32 [sum over experts of slices * tokens][hidden] instead and has, expert after expert and
 // slice after slice, one row per token.
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,

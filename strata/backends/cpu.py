@@ -52,11 +52,9 @@ class CpuBackend(TieredOps):
         self.ops = extension
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
-        self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind)
+        self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind, nodes=list(chosen.teams))
         # Threads of every node read every page: spread, a page is near for as many of them as possible.
-        nodes = topology().nodes
-        used = tuple(node.index for node in nodes if set(node.cpus) & set(chosen.cpus))
-        self.nodes = used if len(nodes) > 1 else ()
+        self.nodes = _nodes_of(chosen) if chosen.nodes is None else chosen.nodes
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every packed op with every weight format, attention with every KV dtype."""
@@ -92,3 +90,10 @@ class CpuBackend(TieredOps):
     def to_numpy(self, x: F32) -> F32:
         """x itself."""
         return x
+
+
+def _nodes_of(chosen: CpuChoice) -> tuple[int, ...]:
+    """Memory nodes that the threads are on; () where the machine has one."""
+    nodes = topology().nodes
+    used = tuple(node.index for node in nodes if set(node.cpus) & set(chosen.cpus))
+    return used if len(nodes) > 1 else ()

@@ -94,7 +94,8 @@ class WeightOps:
         return self._handles.of(bank, self._make_table)
 
     def _make_table(self, bank: ExpertBank) -> Any:
-        return self.ops.ExpertTable(as_record_shape(self.ops, bank.layout), bank.count, bank.record)
+        record = bank.placed or bank.record
+        return self.ops.ExpertTable(as_record_shape(self.ops, bank.layout), bank.count, record)
 
 
 def _f32(x: NDArray[Any]) -> F32:

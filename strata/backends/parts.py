@@ -39,7 +39,8 @@ class ExpertBank:
 
     Backends ask for a record when its expert is first needed and may keep it: it stays where it is. tier:
     where memory is a cache of the disk. Records come through `bring` then; `record` still works, but reads
-    through the page cache, which has no room left.
+    through the page cache, which has no room left. placed: where slices lie on the memory nodes whose threads
+    compute them: for every slice u8 [layout.slice_bytes], and last what follows the slices in a record.
     """
 
     layer: int
@@ -47,6 +48,7 @@ class ExpertBank:
     layout: ExpertLayout
     record: Callable[[int], NDArray[np.uint8]]
     tier: HostExperts | None = None
+    placed: Callable[[int], tuple[NDArray[np.uint8], ...]] | None = None
 
     def bring(
         self, experts: Sequence[int], *, passing: bool = False, ordered: bool = False

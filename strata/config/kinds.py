@@ -15,6 +15,7 @@ from typing import Any
 
 from strata.config.units import format_size, parse_size
 
+_NODES = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?", re.ASCII)
 
@@ -118,6 +119,31 @@ class Choice(Kind):
         if text not in self.words:
             raise ValueError(f"is not one of: {', '.join(self.words)}")
         return text
+
+
+@dataclass(frozen=True)
+class NodesOr(Kind):
+    """One of a few words, or a list of memory nodes as numactl writes it: 0, 0-1, 0,2."""
+
+    words: tuple[str, ...]
+
+    def _parse(self, text: str, base: Path | None) -> str | tuple[int, ...]:
+        if text in self.words:
+            return text
+        nodes: set[int] = set()
+        for part in text.split(","):
+            found = _NODES.fullmatch(part.strip())
+            if not found:
+                raise ValueError(f"is not one of: {', '.join(self.words)}, nor a list of nodes like 0-1")
+            first, last = int(found[1]), int(found[2] or found[1])
+            if first > last:
+                raise ValueError(f"has the range {first}-{last}: write the lower node first")
+            nodes.update(range(first, last + 1))
+        return tuple(sorted(nodes))
+
+    def show(self, value: Any) -> str:
+        """The word, or "0,1"."""
+        return value if isinstance(value, str) else ",".join(map(str, value))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, Number, Size, Text, Texts
+from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, NodesOr, Number, Size, Text, Texts
 from strata.core import SamplingParams
 
 BUNDLED_MODELS = ("demo", "smollm2")
@@ -101,10 +101,14 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class HostConfig:
-    """Host memory. memory: bytes that may be used; numa: how experts are spread over the memory nodes."""
+    """Host memory. memory: bytes that may be used.
+
+    numa: how experts are spread over the memory nodes, or "off": nothing is bound to any; a tuple: the nodes
+    that may be used, spread as with "auto".
+    """
 
     memory: int | None = None
-    numa: Literal["auto", "partition", "interleave", "replicate"] = "auto"
+    numa: Literal["auto", "off", "partition", "interleave", "replicate"] | tuple[int, ...] = "auto"
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "host": {
         "memory": Size(low=1 << 28),
-        "numa": Choice(("auto", "partition", "interleave", "replicate")),
+        "numa": NodesOr(("auto", "off", "partition", "interleave", "replicate")),
     },
     "sampling": {
         "temperature": Number(0, 100),

@@ -14,6 +14,7 @@ from strata.backends.base import KvDtype, KvSpec
 from strata.core import FinishReason, Request, TokenLogprob
 from strata.engine.executor import Executor
 from strata.engine.metrics import Metrics, step_bytes
+from strata.engine.placement import Placement
 from strata.engine.sampler import Sampler, token_logprob
 from strata.engine.scheduler import Scheduler, Work
 from strata.engine.speculative.proposer import Ask
@@ -102,6 +103,7 @@ class Engine:
         self.metrics = Metrics()
         self.speculator = speculator
         self.observers: list[Callable[[StepDone], None]] = []
+        self.placement: Placement | None = None  # what load_engine bound to memory nodes
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
 

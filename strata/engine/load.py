@@ -11,10 +11,10 @@ from typing import Literal, cast
 from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
+from strata.engine.placement import NumaSystem, place
 from strata.engine.tier import keep_heat, load_heat, open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
-from strata.hardware.placement import interleave
 from strata.hardware.profile import HardwareProfile
 from strata.memory.heat import Heat
 from strata.memory.kv_tiers import SPARE
@@ -58,6 +58,7 @@ def load_engine(
     share_prefixes: bool = True,
     wrap: Callable[[Backend], Backend] | None = None,
     device: DeviceRun | None = None,
+    numa: NumaSystem | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
@@ -65,7 +66,8 @@ def load_engine(
     Where it leaves experts on the disk, memory becomes a cache of them; else all are mapped.
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. share_prefixes: see EngineOptions.
     wrap: puts something before the backend, such as a clock. device: computes before the backend, which then
-    has the experts that are not worth bringing there; None: the backend computes all.
+    has the experts that are not worth bringing there; None: the backend computes all. numa: instead of this
+    machine's calls.
     Raises StoreError, HardwareError (no usable processor or device), CapacityError (no room for an expert).
     """
     store = Store.open(store_path)
@@ -79,7 +81,7 @@ def load_engine(
         chunk=plan.chunk,
         share_prefixes=share_prefixes,
     )
-    _interleave(plan)
+    placement = place(plan, store, numa, slices=backend == "cpu")
     made = make_backend(backend, plan, activations)
     heat = load_heat(store)
     if device is not None:
@@ -90,20 +92,11 @@ def load_engine(
     if plan.host.disk_bytes and backend == "cpu":
         # With a device it is the device's expert cache that sees all uses.
         tier = open_tier(store, plan.host.in_memory, heat, learns=device is None)
-    engine = Engine(Decoder(spec, store, wrap(made) if wrap else made, tier), options)
+    decoder = Decoder(spec, store, wrap(made) if wrap else made, tier, placement.experts)
+    engine = Engine(decoder, options)
+    engine.placement = placement
     keep_heat(engine, heat, store)
     return engine
-
-
-def _interleave(plan: Plan) -> None:
-    """Before threads start, for they inherit it: pages of weights and KV lie on all nodes in turn."""
-    nodes = [node.node for node in plan.threads]
-    if plan.host.spread != "interleave" or len(nodes) < 2:
-        return
-    problem = interleave(nodes)
-    if problem:
-        text = f"host.numa is interleave, but pages lie where the kernel puts them: {problem}"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _pool_pages(plan: Plan) -> int:
@@ -149,4 +142,5 @@ def make_backend(name: BackendName, plan: Plan, activations: Activations) -> Bac
         return ReferenceBackend(threads=len(plan.cpus))
     from strata.backends.cpu import CpuBackend
 
-    return CpuBackend(activations=activations, chosen=CpuChoice(plan.cpus, plan.bind))
+    chosen = CpuChoice(plan.cpus, plan.bind, teams=plan.teams, nodes=plan.nodes)
+    return CpuBackend(activations=activations, chosen=chosen)

@@ -21,10 +21,14 @@ starts, are told of one CPU only."""
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One memory node. cpus: those of its CPUs that this process may use (may be none)."""
+    """One memory node. cpus: those of its CPUs that this process may use (may be none).
+
+    online: how many CPUs it has, allowed or not; 0 = unknown.
+    """
 
     index: int
     cpus: tuple[int, ...]
+    online: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ class CpuChoice:
     """Which CPUs the threads run on, one entry per thread. warnings: sentences for the user.
 
     bind: whether each stays on its CPU. cpus is then also where they stand; else only their number counts.
+    teams: for each thread the number of its memory node, numbered from 0 in the order of the threads, where
+    expert slices are computed by the threads of their node; () = all threads compute all. nodes: where memory
+    that all threads read is spread; None: over the nodes that the threads are on.
     """
 
     cpus: tuple[int, ...]
     bind: bool
     warnings: tuple[str, ...] = ()
+    teams: tuple[int, ...] = ()
+    nodes: tuple[int, ...] | None = None
 
     def describe(self) -> str:
         """For `strata plan`: "2 threads on CPUs 0-1" or "2 threads, unbound"."""
@@ -81,10 +90,10 @@ def numa_nodes(allowed: Sequence[int], root: Path = ROOT) -> tuple[NumaNode, ...
     """All online nodes, each with the allowed ones of its CPUs."""
     base = root / "sys/devices/system/node"
     usable = set(allowed)
-    nodes = [
-        NumaNode(index, tuple(cpu for cpu in read_list(base / f"node{index}/cpulist") or () if cpu in usable))
-        for index in read_list(base / "online") or ()
-    ]
+    nodes = []
+    for index in read_list(base / "online") or ():
+        cpus = read_list(base / f"node{index}/cpulist") or ()
+        nodes.append(NumaNode(index, tuple(cpu for cpu in cpus if cpu in usable), len(cpus)))
     return tuple(nodes) if any(node.cpus for node in nodes) else (NumaNode(0, tuple(allowed)),)
 
 
@@ -113,15 +122,37 @@ def choose_cpus(
         warnings.append(f"CPUs {lost} are not allowed here (allowed: {format_cpu_list(machine.allowed)})")
     several = sum(bool(node.cpus) for node in machine.nodes) > 1
     pool = wanted or list(machine.cores)
-    if threads is not None and threads > len(pool):
-        pool += [cpu for cpu in machine.allowed if cpu not in pool] if cpus is None else []
+    if cpus is None:
+        more = threads is not None and threads > len(pool)
+        pool = _in_turn(machine, [cpu for cpu in machine.allowed if cpu not in pool] if more else [])
     count = threads if threads is not None else _default_count(len(pool), machine.quota)
     if count > len(pool):
         warnings.append(f"{count} threads asked for, {len(pool)} CPUs allowed: using {len(pool)}")
     if not wanted:
         warnings.append("none of the wanted CPUs is allowed: threads run unbound")
     bind = bool(wanted) and (cpus is not None or several)
-    return CpuChoice(tuple(pool[: max(1, count)]), bind, tuple(warnings))
+    return CpuChoice(_by_node(machine, pool[: max(1, count)]), bind, tuple(warnings))
+
+
+def _in_turn(machine: CpuTopology, seconds: Sequence[int]) -> list[int]:
+    """Cores and then `seconds`, one of each node in turn: fewer threads than cores still use every memory."""
+    node_of = {cpu: place for place, node in enumerate(machine.nodes) for cpu in node.cpus}
+    found: list[int] = []
+    for cpus in (machine.cores, seconds):
+        taken: dict[int, int] = {}
+        turns = []
+        for cpu in cpus:
+            node = node_of.get(cpu, -1)
+            turns.append((taken.get(node, 0), node, cpu))
+            taken[node] = taken.get(node, 0) + 1
+        found += [cpu for _, _, cpu in sorted(turns)]
+    return found
+
+
+def _by_node(machine: CpuTopology, cpus: Sequence[int]) -> tuple[int, ...]:
+    """The CPUs of a node next to each other; else as they come."""
+    place = {cpu: index for index, node in enumerate(machine.nodes) for cpu in node.cpus}
+    return tuple(sorted(cpus, key=lambda cpu: place.get(cpu, -1)))
 
 
 def _default_count(cores: int, quota: float | None) -> int:

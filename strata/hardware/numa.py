@@ -11,6 +11,7 @@ from strata.hardware.cgroup import allowed_list
 from strata.hardware.cpu import CpuTopology
 from strata.hardware.files import ROOT, read_count, read_text
 from strata.hardware.host_memory import meminfo
+from strata.hardware.numa_calls import OUTER_POLICY, Policy
 
 _NODES = "sys/devices/system/node"
 _POOL = re.compile(r"hugepages-(\d{1,9})kB")
@@ -30,9 +31,10 @@ class HugePages:
 class MemoryNode:
     """One NUMA node.
 
-    cpus, cores: CPUs that this process may use, and one of them per physical core. memory, free: bytes, 0 =
+    cpus, cores: CPUs that this process may use, and one of them per physical core; online: how many CPUs it
+    has, allowed or not, 0 = unknown. memory, free: bytes, 0 =
     unknown or none. distances: to every node in the order of the nodes, 10 = itself; () = unknown.
-    usable: whether the process may allocate here (cpuset.mems).
+    usable: whether the process may allocate here (cpuset.mems, numactl --membind).
     """
 
     index: int
@@ -43,11 +45,12 @@ class MemoryNode:
     distances: tuple[int, ...] = ()
     huge_pages: tuple[HugePages, ...] = ()
     usable: bool = True
+    online: int = 0
 
 
 def memory_nodes(machine: CpuTopology, root: Path = ROOT) -> tuple[MemoryNode, ...]:
     """The nodes of a machine, in the order of their numbers."""
-    usable = allowed_list("mems", root)
+    usable = _usable(root)
     single = len(machine.nodes) == 1
     cores = set(machine.cores)
     found = []
@@ -63,9 +66,19 @@ def memory_nodes(machine: CpuTopology, root: Path = ROOT) -> tuple[MemoryNode, .
                 distances=_distances(folder, len(machine.nodes)),
                 huge_pages=tuple(_pools(folder / "hugepages")),
                 usable=usable is None or single or node.index in usable,
+                online=node.online,
             )
         )
     return tuple(found)
+
+
+def _usable(root: Path) -> frozenset[int] | None:
+    """Nodes that memory may come from by cpusets and by the policy that the process was started with."""
+    usable = allowed_list("mems", root)
+    policy, nodes = OUTER_POLICY
+    if root != ROOT or policy is not Policy.BIND:
+        return usable
+    return frozenset(nodes) if usable is None else usable & frozenset(nodes)
 
 
 def _memory(folder: Path, root: Path, name: str, single: bool) -> int:

@@ -24,6 +24,7 @@ from strata.model.footprint import (
 )
 from strata.plan.advice import advise
 from strata.plan.footprint import Footprint
+from strata.plan.host import SPREADS
 from strata.plan.options import PlanOptions
 from strata.plan.plan import Plan
 from strata.plan.planner import make_plan
@@ -140,5 +141,7 @@ def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
         kv_tier=None if kv.tier == "auto" else kv.tier,
         kv_bytes=kv.size,
         host_memory=config.host.memory,
-        spread=None if numa == "auto" else numa,
+        spread=next((spread for spread in SPREADS if spread == numa), None),
+        numa=numa != "off",
+        nodes=numa if isinstance(numa, tuple) else None,
     )

@@ -7,10 +7,8 @@ when it has some. Whatever fails, the next kind is tried, and the arena says whi
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +18,15 @@ from numpy.typing import NDArray
 
 from strata.config.units import format_size
 from strata.hardware.files import ROOT, read_text
+from strata.hardware.numa_calls import NumaCalls, Policy
 
 MIB, GIB = 1 << 20, 1 << 30
 MOST_WASTE = 1 / 8
 """Share of a mapping that rounding up to whole huge pages may add."""
 
-# Linux' numbers, which Python's mmap does not name (include/uapi/asm-generic/{mman,unistd}.h, mempolicy.h).
+# Linux' numbers, which Python's mmap does not name (include/uapi/asm-generic/mman.h).
 _MAP_HUGETLB, _MAP_HUGE_SHIFT = 0x40000, 26
 _MADV_POPULATE_WRITE = 23
-_MBIND, _PREFERRED, _INTERLEAVE = 237, 1, 3
 
 
 class System:
@@ -54,17 +52,14 @@ class System:
         """Ask for transparent huge pages."""
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
-    def bind(self, address: int, nbytes: int, nodes: Sequence[int]) -> None:
-        """Prefer one memory node, or spread pages over several. Pages that are there already stay."""
-        words = [0] * (max(nodes) // 64 + 1)
-        for node in nodes:
-            words[node // 64] |= 1 << node % 64
-        mask = (ctypes.c_uint64 * len(words))(*words)
-        mode = _PREFERRED if len(nodes) == 1 else _INTERLEAVE
-        call = ctypes.CDLL(None, use_errno=True).syscall
-        # One bit more than the mask has: the kernel leaves the last one out.
-        if call(_MBIND, *map(ctypes.c_ulong, (address, nbytes, mode)), mask, 64 * len(words) + 1, 0):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    def bind(self, address: int, nbytes: int, nodes: Sequence[int], *, strict: bool = False) -> None:
+        """Prefer one memory node, or spread pages over several. Pages that are there already stay.
+
+        strict: one node and no other. A node that is full of the page cache gives pages from elsewhere first
+        to those who only prefer it; for those who insist it drops of the cache.
+        """
+        one = Policy.BIND if strict else Policy.PREFERRED
+        NumaCalls().bind(address, nbytes, nodes, one if len(nodes) == 1 else Policy.INTERLEAVE)
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,12 @@ _KINDS = (
 )
 
 
-def host_arena(nbytes: int, nodes: Sequence[int] = (), system: System | None = None) -> HostArena:
+def host_arena(
+    nbytes: int, nodes: Sequence[int] = (), system: System | None = None, *, strict: bool = False
+) -> HostArena:
     """`nbytes` bytes in the first kind of pages that can be had. nodes: memory nodes for them, () = any.
+
+    strict: of a single node, and of no other when that is full.
 
     Plain and transparent pages are taken when they are first written. OSError when there is not even plain
     memory.
@@ -123,7 +122,7 @@ def host_arena(nbytes: int, nodes: Sequence[int] = (), system: System | None = N
     for kind in (kind for kind in _KINDS if kind.suits(nbytes)):
         try:
             memory, mapping = _map(system, nbytes, kind)
-            unbound = _bind(system, memory, nodes)
+            unbound = _bind(system, memory, nodes, strict)
             if kind.reserved:
                 _populate(system, mapping)
         except OSError as error:
@@ -160,13 +159,13 @@ def _populate(system: System, mapping: mmap.mmap) -> None:
             raise
 
 
-def _bind(system: System, memory: NDArray[np.uint8], nodes: Sequence[int]) -> list[str]:
+def _bind(system: System, memory: NDArray[np.uint8], nodes: Sequence[int], strict: bool) -> list[str]:
     """What kept the memory from being bound to the nodes."""
     if not nodes:
         return []
     start = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     try:
-        system.bind(start, memory.ctypes.data + memory.nbytes - start, nodes)
+        system.bind(start, memory.ctypes.data + memory.nbytes - start, nodes, strict=strict)
     except OSError as error:
         return [f"binding to memory node {', '.join(map(str, nodes))}: {_name(error)}"]
     return []

@@ -10,6 +10,7 @@ from strata.backends.parts import Array, Layer, Routes, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
 from strata.memory.expert_host import HostExperts
+from strata.memory.node_experts import NodeExperts
 from strata.model.attention import load_attention
 from strata.model.ffn import load_ffn
 from strata.model.loading import Weights, WeightStore
@@ -26,9 +27,14 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: ModelSpec, store: WeightStore, backend: Backend, tier: HostExperts | None = None
+        self,
+        spec: ModelSpec,
+        store: WeightStore,
+        backend: Backend,
+        tier: HostExperts | None = None,
+        placed: NodeExperts | None = None,
     ) -> None:
-        """tier: what brings experts of a model that is larger than memory.
+        """tier: what brings experts of a model that is larger than memory. placed: see Weights.
 
         Raises StoreError where a tensor's shape is not the spec's, UnsupportedError for MLP biases.
         """
@@ -37,7 +43,7 @@ class Decoder:
         self.spec = spec
         self.backend = backend
         self.tier = tier
-        weights = Weights(store, backend, tier)
+        weights = Weights(store, backend, tier, placed)
         self.embed = weights.matrix(names.EMBED, spec.vocab, spec.hidden)
         self.head = self._load_head(weights)
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.

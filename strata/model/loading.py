@@ -13,6 +13,7 @@ from strata.backends.parts import Array, ExpertBank, Norm, Weight
 from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.memory.expert_host import HostExperts
+from strata.memory.node_experts import NodeExperts
 from strata.store import names
 from strata.store.formats import ExpertLayout, PackedTensor
 
@@ -45,13 +46,21 @@ class WeightStore(Protocol):
 
 class Weights:
     """Makes handles; `prefix` stands before every name, see `layer`. tier: experts come through it, if any.
+    placed: holds their slices on several memory nodes.
 
     nbytes: bytes of each tensor loaded so far by its full name (plain ones as f32); layers share it.
     """
 
-    def __init__(self, store: WeightStore, backend: Backend, tier: HostExperts | None = None) -> None:
+    def __init__(
+        self,
+        store: WeightStore,
+        backend: Backend,
+        tier: HostExperts | None = None,
+        placed: NodeExperts | None = None,
+    ) -> None:
         self.store = store
         self.tier = tier
+        self.placed = placed
         self.backend = backend
         self.prefix = ""
         self.nbytes: dict[str, int] = {}
@@ -91,7 +100,11 @@ class Weights:
         def record(index: int) -> NDArray[np.uint8]:
             return self.store.expert(ExpertId(layer, index))
 
-        return ExpertBank(layer, count, layout, record, self.tier)
+        def pieces(index: int) -> tuple[NDArray[np.uint8], ...]:
+            assert self.placed is not None
+            return self.placed.pieces(ExpertId(layer, index))
+
+        return ExpertBank(layer, count, layout, record, self.tier, pieces if self.placed else None)
 
     def _check(self, part: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:

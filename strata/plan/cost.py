@@ -141,16 +141,21 @@ def speeds_of(hardware: HardwareProfile, threads: Mapping[int, int], spread: Spr
     """Sustained speeds with `threads[node]` threads on each node and experts spread over the nodes as told.
 
     interleave: every thread finds its bytes on all nodes alike; remote reads are slower by the ratio of the
-    ACPI distances (assumed).
+    ACPI distances (assumed). partition: every node has the same work, so the slowest one sets the pace.
     """
-    read = macs = 0.0
+    reads, macs_of = [], []
     for node, rate in zip(hardware.nodes, hardware.node_read, strict=True):
         used = threads.get(node.index, 0)
         full = max(1.0, SATURATING_CORES * len(node.cores))
-        read += rate.value * min(1.0, used / full)
-        macs += hardware.processor.core_macs.value * min(used, max(1, len(node.cores)))
+        reads.append(rate.value * min(1.0, used / full))
+        macs_of.append(hardware.processor.core_macs.value * min(used, max(1, len(node.cores))))
+    read, macs = math.fsum(reads), math.fsum(macs_of)
     if spread == "interleave":
         read *= _local_share(hardware)
+    elif spread == "partition":
+        homes = [place for place, speed in enumerate(reads) if speed]
+        read = min((reads[place] for place in homes), default=0.0) * len(homes)
+        macs = min((macs_of[place] for place in homes), default=0.0) * len(homes)
     device = hardware.device
     host = HOST_READ_SHARE * read, HOST_MACS_SHARE * macs, hardware.disk_read.value
     if device is None:

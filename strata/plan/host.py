@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata.errors import CapacityError
 from strata.hardware.numa import MemoryNode
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Spread
+from strata.plan.cost import Spread, speeds_of
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
 from strata.plan.plan import HostPlan, Part, SpreadBytes
@@ -16,7 +17,7 @@ PROCESS_BYTES = 1 << 30
 """The interpreter, buffers, the system's own; assumed (`strata run` itself takes about 0.3 GiB)."""
 PROCESS_SHARE = 4
 """On small machines that is a quarter of what is free: a plan must not refuse what would run."""
-_SPREADS: tuple[Spread, ...] = ("partition", "interleave", "replicate")
+SPREADS: tuple[Spread, ...] = ("partition", "interleave", "replicate")
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,22 @@ def host_memory(
 
 
 def plan_host(
-    model: Footprint, hardware: HardwareProfile, options: PlanOptions, memory: HostMemory, kv_bytes: int
+    model: Footprint,
+    hardware: HardwareProfile,
+    options: PlanOptions,
+    memory: HostMemory,
+    kv_bytes: int,
+    threads: Mapping[int, int],
 ) -> HostPlan:
-    """Experts into what `kv_bytes` of KV leave; what does not fit stays on disk.
+    """Experts into what `kv_bytes` of KV leave; what does not fit stays on disk. threads: by node.
 
     Raises CapacityError when the asked spread does not fit and another one does, or cannot work from disk.
     """
     room = memory.room - kv_bytes
     rooms = _node_rooms(hardware, memory, kv_bytes)
-    spreads = tuple(_spread(model, rooms, room, spread) for spread in _SPREADS)
-    spread = _choose(model, rooms, room, spreads, options.spread)
+    spreads = tuple(_spread(model, rooms, room, spread) for spread in SPREADS)
+    even = options.numa and _even(hardware, threads)
+    spread = _choose(model, rooms, room, spreads, options.spread, even)
     copies = len(rooms) if spread == "replicate" else 1
     held = min(model.expert_count, _capacity(rooms, room, spread) // max(1, model.expert_bytes))
     whole = held == model.expert_count
@@ -119,18 +126,29 @@ def _sliced(model: Footprint, rooms: tuple[int, ...]) -> bool:
     return model.slices % len(rooms) == 0
 
 
+def _even(hardware: HardwareProfile, threads: Mapping[int, int]) -> bool:
+    """Whether nodes that work on equal shares are faster than threads that read everywhere.
+
+    A node whose threads are few (a cpuset cut it) would keep the others waiting.
+    """
+    apart, mixed = (speeds_of(hardware, threads, spread) for spread in ("partition", "interleave"))
+    nodes = sum(bool(count) for count in threads.values())
+    return nodes == len(_homes(hardware)) and apart.host_read >= mixed.host_read
+
+
 def _choose(
     model: Footprint,
     rooms: tuple[int, ...],
     room: int,
     spreads: tuple[SpreadBytes, ...],
     asked: Spread | None,
+    even: bool,
 ) -> Spread:
-    """What was asked; else slices at every node where they are and fit, else interleaved pages."""
+    """What was asked; else slices at every node where they are, fit and are the faster way, else interleaved
+    pages. What memory cannot hold whole passes through one cache, whose pages are interleaved."""
     fitting = [entry.spread for entry in spreads if not entry.problem]
     if asked is None:
-        from_disk = not fitting and _sliced(model, rooms)
-        return "partition" if "partition" in fitting or from_disk else "interleave"
+        return "partition" if "partition" in fitting and even else "interleave"
     if asked in fitting or not (fitting or asked == "replicate"):
         return asked
     if asked == "partition" and not _sliced(model, rooms):

@@ -23,7 +23,8 @@ class PlanOptions:
     context: tokens of one request; requests: how many may be that long at the same time; depth: tokens of
     context for predictions. device False: the card stays idle. device_memory: of the card, all of it unless
     told; reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the
-    device, over the whole model. kv_bytes: of the KV cache, on whatever tier.
+    device, over the whole model. kv_bytes: of the KV cache, on whatever tier. numa False: nothing is bound to
+    memory nodes; nodes: those that threads and experts may be on.
     """
 
     context: int | None = None
@@ -41,3 +42,5 @@ class PlanOptions:
     kv_bytes: int | None = None
     host_memory: int | None = None
     spread: Spread | None = None
+    numa: bool = True
+    nodes: tuple[int, ...] | None = None

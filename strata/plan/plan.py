@@ -119,8 +119,10 @@ class Plan:
 
     experts: routed ones of the whole model. device None: the host computes all. misses: where experts are
     computed that are not on the device.
-    threads: by node; bind False: on no particular CPUs. chunk: prompt tokens per step. routing: where the hit
-    rates come from. notes: sentences for the user; warnings: those on what was asked for and is not given.
+    threads: by node, the device's first; bind False: on no particular CPUs. nodes: memory nodes that weights,
+    KV and threads are placed on, in the same order; () = wherever the kernel puts them (one node, or numa
+    off). chunk: prompt tokens per step. routing: where the hit rates come from. notes: sentences for the
+    user; warnings: those on what was asked for and is not given.
     """
 
     model: str
@@ -138,6 +140,14 @@ class Plan:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """For each thread the number of its node in `nodes`, where each node computes slices of its own."""
+        if not self.nodes or self.host.spread != "partition":
+            return ()
+        return tuple(self.nodes.index(node.node) for node in self.threads for _ in node.cpus)
 
     @property
     def cpus(self) -> tuple[int, ...]:

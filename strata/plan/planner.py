@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strata.errors import CapacityError
-from strata.hardware.cpu import CpuTopology, NumaNode, choose_cpus
 from strata.hardware.profile import HardwareProfile
 from strata.plan.cost import Placement, Speeds, Step, StepCost, speeds_of, step_cost
 from strata.plan.device import cut, device_memory, staging_bytes
 from strata.plan.footprint import Footprint
 from strata.plan.host import HostMemory, host_memory, plan_host
 from strata.plan.kv import AUTO_KV_SHARE, KvNeed, KvSize, auto_budget, check_context, kv_size
+from strata.plan.nodes import choose_nodes
 from strata.plan.options import PlanOptions, Tier
 from strata.plan.plan import DevicePlan, HostPlan, KvPlan, NodeThreads, Part, Plan, Prediction
 from strata.plan.routing import UNIFORM, HitCurve, published_curve
@@ -63,14 +63,8 @@ class _Planner:
     """Holds what one call of make_plan works on."""
 
     def __init__(self, model: Footprint, hardware: HardwareProfile, options: PlanOptions) -> None:
-        self.model, self.hardware, self.options = model, hardware, options
-        nodes = tuple(NumaNode(node.index, node.cpus) for node in hardware.nodes)
-        cores = tuple(sorted(cpu for node in hardware.nodes for cpu in node.cores))
-        machine = CpuTopology(hardware.allowed_cpus, cores, nodes, hardware.quota)
-        self.choice = choose_cpus(options.threads, machine=machine)
-        self.threads = {
-            node.index: tuple(cpu for cpu in self.choice.cpus if cpu in node.cpus) for node in hardware.nodes
-        }
+        self.choice = choose_nodes(hardware, options)
+        self.model, self.hardware, self.options = model, self.choice.hardware, options
         self.curve = published_curve(model.experts) if model.moe_layers else UNIFORM
 
     def tiers(self) -> tuple[Tier, ...]:
@@ -97,13 +91,13 @@ class _Planner:
             share = AUTO_KV_SHARE if options.context is None else 1.0
             kv = self._kv("device", int(room * share))
             part = Part("KV pages", kv.nbytes, f"{kv.pages} of {kv.page_tokens} tokens, {kv.dtype}")
-            at_host = plan_host(model, self.hardware, options, host, 0)
+            at_host = self._host(host, 0)
             return _Draft(cut(model, memory, options, part, kv.nbytes), at_host, kv)
         budget = self._host_budget(host, model.expert_total)
         staged = room // staging_bytes(model, model.page_tokens, 1) * model.page_bytes
         kv = self._kv("host", min(budget, staged))
         part = Part("KV staging", staging_bytes(model, kv.context, options.requests), "two layers at a time")
-        at_host = plan_host(model, self.hardware, options, host, kv.nbytes)
+        at_host = self._host(host, kv.nbytes)
         return _Draft(cut(model, memory, options, part, 0), at_host, kv)
 
     def on_host(self) -> _Draft:
@@ -111,7 +105,10 @@ class _Planner:
         options = self.options
         host = host_memory(self.model, self.hardware, options, on_device=False)
         kv = self._kv("host", self._host_budget(host, self.model.total))
-        return _Draft(None, plan_host(self.model, self.hardware, options, host, kv.nbytes), kv)
+        return _Draft(None, self._host(host, kv.nbytes), kv)
+
+    def _host(self, memory: HostMemory, kv_bytes: int) -> HostPlan:
+        return plan_host(self.model, self.hardware, self.options, memory, kv_bytes, self.choice.counts)
 
     def _host_budget(self, host: HostMemory, weights: int) -> int:
         """Bytes of host memory for KV: the same as a run without a device takes."""
@@ -137,8 +134,7 @@ class _Planner:
         return min(draft.kv.context - 1, DEPTH if asked is None else asked)
 
     def _speeds(self, draft: _Draft) -> Speeds:
-        threads = {node: len(cpus) for node, cpus in self.threads.items()}
-        return speeds_of(self.hardware, threads, draft.host.spread)
+        return speeds_of(self.hardware, self.choice.counts, draft.host.spread)
 
     def _cost(self, draft: _Draft, step: Step, curve: HitCurve) -> StepCost:
         """Of a step, with as many expert slots as the KV pages in use leave."""
@@ -164,12 +160,13 @@ class _Planner:
             kv=draft.kv,
             misses=self.options.misses if draft.device else "cpu",
             chunk=self.options.chunk,
-            threads=tuple(NodeThreads(node, cpus) for node, cpus in self.threads.items() if cpus),
+            threads=tuple(NodeThreads(node, cpus) for node, cpus in self.choice.threads.items() if cpus),
             bind=self.choice.bind,
             predictions=tuple(self._predictions(draft)),
             routing=self.curve.source if self.model.moe_layers else "",
             notes=(*self.hardware.warnings, *self.model.notes, *notes),
             warnings=self.choice.warnings,
+            nodes=self.choice.nodes,
         )
 
     def _predictions(self, draft: _Draft) -> Iterator[Prediction]:

@@ -205,26 +205,6 @@ def test_a_small_machine_shortens_the_context(store: Path) -> None:
     assert 2 * 16 <= plan.kv.context <= 10 * 16
 
 
-def test_interleaving_is_asked_of_the_kernel_where_there_are_several_nodes(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[int]] = []
-
-    def refuse(nodes: list[int]) -> str:
-        asked.append(nodes)
-        return "a test"
-
-    monkeypatch.setattr("strata.engine.load.interleave", refuse)
-    load_engine(store, plan_store(store, machine(), PlanOptions(spread="interleave")))
-    nodes = tuple(MemoryNode(i, (i,), (i,), 1 << 29, 1 << 29) for i in (0, 1))
-    two = replace(machine(), nodes=nodes, node_read=(Rate(1e10, "assumed"),) * 2)
-    load_engine(store, plan_store(store, two, PlanOptions(spread="replicate")), backend="reference")
-    assert asked == []
-    with pytest.warns(RuntimeWarning, match="host.numa is interleave, but pages lie .*: a test"):
-        load_engine(store, plan_store(store, two, PlanOptions(spread="interleave")), backend="reference")
-    assert asked == [[0, 1]]
-
-
 def check_taken(engine: Engine, plan: Plan) -> None:
     """What the backend took of the device is what the plan has parts for."""
     backend: Any = engine.decoder.backend

@@ -75,7 +75,7 @@ def test_one_hardware_thread_per_core(tmp_path: Path) -> None:
 def test_nodes_keep_allowed_cpus_only(tmp_path: Path) -> None:
     """case-32: a node without any allowed CPU is no error."""
     machine = topology(two_nodes(tmp_path), allowed=[0, 1, 4])
-    assert machine.nodes == (NumaNode(0, (0, 1, 4)), NumaNode(1, ()))
+    assert machine.nodes == (NumaNode(0, (0, 1, 4), 4), NumaNode(1, (), 4))
     assert machine.cores == (0, 1)
 
 
@@ -113,7 +113,22 @@ def test_quota_limits_the_default() -> None:
 
 
 def test_second_hardware_threads_only_when_asked_for_more() -> None:
-    assert choose_cpus(6, machine=TWO_SOCKETS).cpus == (0, 1, 2, 3, 4, 5)
+    assert choose_cpus(6, machine=TWO_SOCKETS).cpus == (0, 1, 4, 2, 3, 6)
+
+
+def test_fewer_threads_than_cores_still_use_every_memory() -> None:
+    assert choose_cpus(2, machine=TWO_SOCKETS).cpus == (0, 2)
+    assert choose_cpus(3, machine=TWO_SOCKETS).cpus == (0, 1, 2)
+    quota = CpuTopology(TWO_SOCKETS.allowed, TWO_SOCKETS.cores, TWO_SOCKETS.nodes, 1.5)
+    assert choose_cpus(machine=quota).cpus == (0, 2)
+
+
+def test_threads_of_a_node_stand_together_whatever_the_numbering() -> None:
+    """Interleaved numbering (even CPUs on node 0, odd ones on node 1), as some firmware has it."""
+    nodes = (NumaNode(0, (0, 2, 4, 6)), NumaNode(1, (1, 3, 5, 7)))
+    machine = CpuTopology(tuple(range(8)), (0, 1, 2, 3), nodes, None)
+    assert choose_cpus(machine=machine).cpus == (0, 2, 1, 3)
+    assert choose_cpus(8, machine=machine).cpus == (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def test_too_many_threads_are_cut_with_a_warning() -> None:

@@ -42,7 +42,7 @@ class FakeSystem(System):
     def advise_huge(self, mapping: mmap.mmap) -> None:
         self._call("advise")
 
-    def bind(self, address: int, nbytes: int, nodes: Sequence[int]) -> None:
+    def bind(self, address: int, nbytes: int, nodes: Sequence[int], *, strict: bool = False) -> None:
         assert address % mmap.PAGESIZE == 0
         self._call(f"bind {list(nodes)}")
 

@@ -299,7 +299,7 @@ def test_more_device_memory_never_means_fewer_slots(
     assert large.device is not None and large.device.slots >= small.device.slots
     rates = [plan.predictions[0].tokens_per_second for plan in (small, large)]
     # The cost between whole numbers of misses is interpolated: sums of products of shares are not exact.
-    assert rates[1] >= rates[0] * (1 - 1e-7)
+    assert rates[1] >= rates[0] * (1 - 1e-6)
 
 
 @settings(deadline=None)

@@ -1,0 +1,124 @@
+"""Threads and memory of a run on the machine's memory nodes: put there, and looked at afterwards."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.hardware.cpu import topology
+from strata.hardware.files import format_cpu_list
+from strata.hardware.numa import memory_nodes
+from strata.hardware.numa_calls import OUTER_POLICY, NumaCalls, Policy
+from strata.hardware.page_check import PageCheck, PlacedRange, check_pages
+from strata.hardware.placement import interleave
+from strata.memory.host_arena import System
+from strata.memory.node_experts import NodeExperts
+from strata.plan.plan import Plan
+from strata.store.reader import Store
+
+_OWN_CHOICE = (Policy.DEFAULT, Policy.LOCAL, Policy.BIND)
+
+
+class NumaSystem:
+    """What placing asks of the machine. Tests give one that has other nodes."""
+
+    def __init__(self) -> None:
+        self.calls = NumaCalls()
+        self.arenas = System()
+        self.outer = OUTER_POLICY
+
+    def stay_on(self, cpus: Sequence[int]) -> None:
+        """Keep the calling thread, and threads that it starts, on these CPUs."""
+        os.sched_setaffinity(0, cpus)
+
+    def prefer(self, node: int) -> None:
+        """Take the calling thread's new pages from a node while it has some."""
+        self.calls.set_policy((node,), Policy.PREFERRED)
+
+    def interleave(self, nodes: Sequence[int]) -> None:
+        """Take them from these nodes in turn: libnuma's way, or the kernel's own where it is missing."""
+        if interleave(nodes):
+            self.calls.set_policy(nodes, Policy.INTERLEAVE)
+
+    def free(self) -> dict[int, int]:
+        """Bytes that every node has left."""
+        return {node.index: node.free for node in memory_nodes(topology())}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a run has placed, for who checks it. nodes: () = nothing is bound.
+
+    problem: why memory lies where the kernel puts it although it was to be bound; experts: with slices on
+    every node, if any.
+    """
+
+    nodes: tuple[int, ...]
+    system: NumaSystem
+    experts: NodeExperts | None = None
+    problem: str = ""
+
+    def ranges(self) -> list[PlacedRange]:
+        """Memory that should lie on certain nodes."""
+        return self.experts.ranges() if self.experts is not None else []
+
+    def check(self, *, move: bool = False) -> list[PageCheck]:
+        """Ask the kernel where sampled pages lie; move: bring misplaced ones home."""
+        return [check_pages(found, self.system.calls, move=move) for found in self.ranges()]
+
+    def describe(self, *, move: bool = False) -> str:
+        """For the start line: where threads and pages are, checked; "" where nothing is bound."""
+        if not self.nodes:
+            return self.problem
+        text = f"memory nodes {', '.join(map(str, self.nodes))}"
+        if self.experts is not None:
+            text += f", {self.experts.placed} experts placed"
+        return "; ".join(filter(None, (text, self.problem, *(c.describe() for c in self.check(move=move)))))
+
+
+def settle(plan: Plan, system: NumaSystem) -> str:
+    """The calling thread to the device's node (the first one), and the policy for its new pages.
+
+    With a device, KV pages, staging and what is page-locked belong to its node. Without, all threads read
+    them, and the shared weights: they are spread. A policy that the process was started with is obeyed: then
+    nothing is asked, and the reason is returned; else "", or why the kernel refused.
+    """
+    if not plan.nodes:
+        return ""
+    mode, nodes = system.outer
+    if mode not in _OWN_CHOICE:
+        asked = f"numactl asked for {mode.name.lower()} on nodes {format_cpu_list(nodes)}"
+        return f"{asked}: memory is left to that"
+    try:
+        if plan.bind:
+            system.stay_on(_home_cpus(plan))
+        if plan.device is not None or len(plan.nodes) == 1:
+            system.prefer(plan.nodes[0])
+        else:
+            system.interleave(plan.nodes)
+    except OSError as error:
+        return f"nodes {format_cpu_list(plan.nodes)} are wanted, but the kernel refused: {error.strerror}"
+    return ""
+
+
+def _home_cpus(plan: Plan) -> tuple[int, ...]:
+    return next(node.cpus for node in plan.threads if node.node == plan.nodes[0])
+
+
+def place(plan: Plan, store: Store, system: NumaSystem | None = None, *, slices: bool) -> Placement:
+    """Settle the calling thread, and make room for expert slices on every node where the plan says so.
+
+    slices: whether the backend computes them by node. CapacityError when a node has no room for its slices.
+    """
+    system = system or NumaSystem()
+    problem = settle(plan, system)
+    if problem:
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+    if problem or not slices or not plan.teams or plan.host.disk_bytes or not store.manifest.layers:
+        return Placement(plan.nodes, system, problem=problem)
+    layouts = {layer: record.layout() for layer, record in store.manifest.layers.items()}
+    count, free = store.manifest.expert_count, system.free()
+    experts = NodeExperts(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas)
+    return Placement(plan.nodes, system, experts)
