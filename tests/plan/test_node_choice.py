@@ -96,7 +96,7 @@ def test_a_card_at_a_node_that_was_not_asked_for_is_told() -> None:
 
 
 def test_a_socket_with_few_threads_does_not_keep_the_other_waiting() -> None:
-    """One CPU of eight is left of node 1, and was measured: equal shares would be slower than pages in turn."""
+    """One CPU of eight is left of node 1: equal shares would be slower than pages in turn."""
     uneven = cut(machine(2, cores=8, device_gib=None), n1=(8,))
     uneven = dataclasses.replace(uneven, node_read=(Rate(50e9, "measured"), Rate(8e9, "measured")))
     assert plan(uneven).host.spread == "interleave"
