@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strata.errors import RequestError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     IntArray = NDArray[np.int32]
+    BoolArray = NDArray[np.bool_]
 
 
 MOST_DRAFTED = 16
@@ -90,6 +91,23 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Constraint(Protocol):
+    """What one request's answer must look like, token by token. Belongs to the thread that samples.
+
+    Every question names the whole answer before its position, so that any position may be asked in any order
+    (drafts that are verified are positions, too): what was taken in and is not part of it is taken back.
+    """
+
+    def allowed(self, answer: list[int]) -> BoolArray:
+        """bool `[ids]`: which ids may follow these; a stop id where the answer may end.
+
+        Raises RequestError where the answer is none that the constraint allows, or has become too costly.
+        """
+
+    def legal(self, answer: list[int], draft: list[int]) -> int:
+        """How many of the draft's tokens, from its first, may follow the answer."""
+
+
 @dataclass
 class Request:
     """One prompt and the progress of its answer; the engine knows token ids only.
@@ -99,6 +117,7 @@ class Request:
     logit_bias: added to the logits of these ids before anything else. logprobs: how many alternatives are
     reported with each token's log-probability; None: no log-probabilities. scored: also those of the prompt's
     tokens but the first, which `scores` then holds when the first event comes; nothing is shared then.
+    constraint: of this request alone; it knows where answers end, so that ignore_eos has no say beside it.
     """
 
     request_id: str
@@ -108,6 +127,7 @@ class Request:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     scored: bool = False
+    constraint: Constraint | None = None
     scores: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     computed: int = 0

@@ -132,8 +132,7 @@ class Engine:
             return
         self.scheduler.add(request)
         if sampler is None:
-            banned = request.stop_ids if request.sampling.ignore_eos else ()
-            sampler = Sampler(request.sampling, self.options.valid_tokens, banned, request.logit_bias)
+            sampler = self._sampler(request)
         self._samplers[request.request_id] = sampler
         self._requests[request.request_id] = request
         self.metrics.start(request.request_id)
@@ -205,6 +204,14 @@ class Engine:
             self.speculator.check_integrity(set(self._requests))
         if not scheduled and self.pages.free != self.pages.total:
             raise AssertionError(f"{self.pages.free} of {self.pages.total} pages free without any request")
+
+    def _sampler(self, request: Request) -> Sampler:
+        endless = request.sampling.ignore_eos and request.constraint is None
+        banned = request.stop_ids if endless else ()
+        known = self.options.valid_tokens
+        return Sampler(
+            request.sampling, known, banned, request.logit_bias, request.constraint, len(request.prompt)
+        )
 
     def _make_tiers(self, cache: Any) -> KvTiers:
         options = self.options

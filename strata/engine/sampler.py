@@ -1,8 +1,8 @@
 """The next token out of logits: llama.cpp's stages, names and order.
 
-bias -> penalties -> top_k -> top_p -> min_p -> temperature -> draw. Candidates stay sorted by logit, best
-first, the lowest id first among equals. Each request has its own random numbers and draws exactly one per
-token, so that a seed gives the same text whatever else the batch holds.
+bias -> constraint -> penalties -> top_k -> top_p -> min_p -> temperature -> draw. Candidates stay sorted by
+logit, best first, the lowest id first among equals. Each request has its own random numbers and draws exactly
+one per token, so that a seed gives the same text whatever else the batch holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.core import SamplingParams, TokenLogprob
+from strata.core import Constraint, SamplingParams, TokenLogprob
 from strata.errors import NumericalError
 
 
@@ -45,12 +45,17 @@ class Sampler:
         valid_tokens: int,
         banned: Iterable[int] = (),
         bias: Mapping[int, float] | None = None,
+        constraint: Constraint | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         """banned: ids that are never chosen (the stop ids under ignore_eos). A negative seed is no seed.
 
-        bias: added to the logits of these ids, which must be below valid_tokens.
+        bias: added to the logits of these ids, which must be below valid_tokens. constraint: asked about what
+        follows the first prompt_tokens tokens.
         """
         self.params = params
+        self.constraint = constraint
+        self.prompt_tokens = prompt_tokens
         self.valid_tokens = valid_tokens
         self.banned = np.array(sorted(id_ for id_ in banned if 0 <= id_ < valid_tokens), dtype=np.int64)
         self.biased = np.array(list(bias or ()), dtype=np.int64)
@@ -59,8 +64,19 @@ class Sampler:
         self.random = np.random.Generator(np.random.Philox(seed))
 
     def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int:
-        """One id. logits: f32 `[vocab]`; tokens: prompt and answer so far (for the penalties).
+        """One id. logits: f32 `[vocab]`; tokens: prompt and answer before the id's position.
 
+        Raises what `scores` raises.
+        """
+        scores = self.scores(logits, tokens)
+        if self.params.temperature == 0.0:
+            return int(scores.argmax())
+        return self._draw(scores)
+
+    def scores(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after bias, constraint and penalties, f32 `[valid_tokens]`; -inf where an id is impossible.
+
+        Does not change the sampler, so that positions of a draft may be asked about in any order.
         Raises NumericalError for NaN or +Inf among the valid logits, or when no token is possible.
         """
         scores = logits[: self.valid_tokens]
@@ -68,16 +84,12 @@ class Sampler:
             scores = scores.copy()
             scores[self.biased] += self.bias
             scores[self.banned] = -np.inf
-        best = float(scores.max())
-        if not np.isfinite(best):
-            raise NumericalError(
-                f"the best of {len(scores)} logits is {best}: no token can be chosen",
-                remedy="check the store with `strata verify`; other requests are not affected",
-            )
-        scores = penalized(scores, tokens, self.params)
-        if self.params.temperature == 0.0:
-            return int(scores.argmax())
-        return self._draw(scores)
+        _check(scores)
+        if self.constraint is not None:
+            allowed = self.constraint.allowed(list(tokens[self.prompt_tokens :]))
+            scores = np.where(allowed[: len(scores)], scores, np.float32(-np.inf))
+            _check(scores)
+        return penalized(scores, tokens, self.params)
 
     def _draw(self, scores: NDArray[np.float32]) -> int:
         params = self.params
@@ -89,6 +101,15 @@ class Sampler:
         # The product may round up to the total: it then belongs to the last candidate with a chance.
         last_possible = np.searchsorted(cumulated, cumulated[-1], side="left")
         return int(candidates.ids[min(place, last_possible)])
+
+
+def _check(scores: NDArray[np.float32]) -> None:
+    best = float(scores.max())
+    if not np.isfinite(best):
+        raise NumericalError(
+            f"the best of {len(scores)} logits is {best}: no token can be chosen",
+            remedy="check the store with `strata verify`; other requests are not affected",
+        )
 
 
 def penalized(
@@ -131,7 +152,8 @@ def top_k(scores: NDArray[np.float32], k: int) -> Candidates:
         # Partitioning 150,000 logits takes 0.1 ms, sorting them 3. Every id that ties with the k-th best
         # stays in until the sort has put the lowest ids first.
         threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-        ids = np.flatnonzero(scores >= threshold)
+        # Of impossible ids, which a constraint makes by the hundred thousand, none must be sorted.
+        ids = np.flatnonzero(scores >= threshold if np.isfinite(threshold) else scores > threshold)
     else:
         k, ids = len(scores), np.arange(len(scores))
     ids = ids[best_first(scores[ids])[:k]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from strata.config import Config
@@ -14,6 +15,7 @@ from strata.errors import ConfigError, ContextOverflowError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
+from strata.interfaces.grammar.compiler import GrammarCompiler
 from strata.interfaces.hardware import device_run, remembered_machine, with_device
 from strata.interfaces.importing import Progress
 from strata.interfaces.messages import Message
@@ -64,6 +66,11 @@ class LoadedModel:
     engine: Engine
     tokenizer: Tokenizer
     format: ChatFormat
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Makes constraints for this model's tokens."""
+        return GrammarCompiler(self.tokenizer)
 
     @property
     def context(self) -> int:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from strata.core import Constraint
 from strata.interfaces.models import TextStream
-from strata.interfaces.server.errors import bad_request, not_supported
+from strata.interfaces.server.constraints import (
+    Wanted,
+    chat_source,
+    must_call,
+    required_tools,
+    wanted_grammar,
+)
+from strata.interfaces.server.errors import bad_request
 from strata.interfaces.server.generation import IDLE, Call, Choice, Piece
 from strata.interfaces.server.logprobs import chat_logprobs
 from strata.interfaces.server.output import CallDelta, Part
@@ -49,14 +57,15 @@ def _check(body: ChatBody) -> None:
         raise bad_request("stream_options needs stream", "stream_options")
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs", "top_logprobs")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise not_supported("response_format")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise not_supported("tool_choice", "tool_choice: only none and auto are supported")
 
 
 async def _tools(service: Service, body: ChatBody) -> list[dict[str, Any]]:
-    """The tools that the model gets to see and whose calls can be read."""
+    """The tools that the model gets to see and whose calls can be read.
+
+    One that must be called can always be read; a model whose template takes no tools does not see it.
+    """
+    if must_call(body):
+        return required_tools(body)
     if not body.tools or body.tool_choice == "none" or service.answer_format.name is None:
         return []
     takes_tools = await service.in_thread("tools", lambda: service.model.format.takes_tools)
@@ -66,17 +75,31 @@ async def _tools(service: Service, body: ChatBody) -> list[dict[str, Any]]:
 async def _start(service: Service, body: ChatBody, tools: list[dict[str, Any]]) -> Call:
     model = service.model
     variables, messages = template_variables(body), chat_messages(body)
+    wanted = await service.in_thread("grammar", wanted_grammar, body)
     given = (model, messages, tools or None, variables)
     written, prompt = await service.in_thread("messages", chat_prompt, *given)
+    param = wanted.param if wanted else "tools"
+    constraint = await service.in_thread(param, _constraints, service, body, written, tools, wanted)
     sampling, bias = sampling_of(body, service.config.sampling), bias_of(body, model)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     choices = []
     for index in range(body.choices):
         request = service.request(prompt, sampling, index, bias, logprobs)
+        request.constraint = constraint()
         text = TextStream(model.tokenizer, sampling.stop, continuation=False, shown=service.shown_ids)
-        parser = service.answer_format.parser(written, tools)
+        parser = service.answer_format.parser(written, tools, must_call=must_call(body))
         choices.append(Choice(index, request, text, parser, 1 if body.parallel_tool_calls is False else None))
     return service.call(choices, "messages")
+
+
+def _constraints(
+    service: Service, body: ChatBody, prompt: str, tools: list[dict[str, Any]], wanted: Wanted | None
+) -> Callable[[], Constraint | None]:
+    """Makes one for each choice. Compiles the grammar, which may take a second: not in the event loop."""
+    source = chat_source(service.model, service.answer_format, body, prompt, tools, wanted)
+    if source is None:
+        return lambda: None
+    return service.model.grammars.compiled(source)
 
 
 @dataclass

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from strata.core import Constraint
 from strata.interfaces.models import TextStream
+from strata.interfaces.server.constraints import wanted_grammar
 from strata.interfaces.server.errors import bad_request, not_supported
 from strata.interfaces.server.generation import IDLE, Call, Choice, Piece
 from strata.interfaces.server.logprobs import TextLogprobs
@@ -49,15 +51,26 @@ async def _start(service: Service, body: CompletionBody) -> Call:
     if len(prompts) * body.choices > MAX_ANSWERS:
         count = f"{len(prompts)} prompts with n = {body.choices}"
         raise bad_request(f"{count} are more than {MAX_ANSWERS} answers", "prompt")
+    constraint = await _constraints(service, body)
     sampling, bias = sampling_of(body, service.config.sampling), bias_of(body, model)
     choices: list[Choice] = []
     for prompt in prompts:
         for number in range(body.choices):
             request = service.request(prompt, sampling, number, bias, body.logprobs)
+            request.constraint = constraint()
             request.scored = bool(body.echo) and body.logprobs is not None
             text = TextStream(model.tokenizer, sampling.stop, continuation=True)
             choices.append(Choice(len(choices), request, text, PlainOutput()))
     return service.call(choices, "prompt")
+
+
+async def _constraints(service: Service, body: CompletionBody) -> Callable[[], Constraint | None]:
+    """Makes one for each choice."""
+    wanted = await service.in_thread("grammar", wanted_grammar, body)
+    if wanted is None:
+        return lambda: None
+    grammars = service.model.grammars
+    return await service.in_thread(wanted.param, lambda: grammars.compiled(grammars.alone(wanted.grammar)))
 
 
 class CompletionWriter:

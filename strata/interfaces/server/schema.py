@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, field_validator, model_validator
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -24,9 +24,9 @@ def _words(text: str) -> frozenset[str]:
 
 # Parameters of OpenAI, llama.cpp and vLLM that would change the answer and that nothing here obeys: refused.
 UNSUPPORTED = _words(
-    "audio continue_final_message dry_multiplier dynatemp_range function_call functions grammar "
-    "guided_choice guided_grammar guided_json guided_regex length_penalty min_tokens mirostat n_probs "
-    "prediction bad_words allowed_token_ids structured_outputs samplers suffix truncate_prompt_tokens "
+    "audio continue_final_message dry_multiplier dynatemp_range function_call functions "
+    "guided_whitespace_pattern length_penalty min_tokens mirostat n_probs "
+    "prediction bad_words allowed_token_ids samplers suffix truncate_prompt_tokens "
     "typ_p typical_p use_beam_search web_search_options xtc_probability"
 )
 # Values of those that ask for nothing.
@@ -35,7 +35,7 @@ _NEUTRAL_ONE = frozenset(("length_penalty", "typ_p", "typical_p"))
 WITHOUT_EFFECT = _words(
     "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier "
     "store user verbosity cache_prompt skip_special_tokens spaces_between_special_tokens priority "
-    "request_id"
+    "request_id guided_decoding_backend"
 )
 
 
@@ -61,8 +61,43 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(Strict):
+    """strict false: what grammars cannot express of the schema is left out."""
+
+    name: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """text, json_object or json_schema. schema: llama.cpp's, beside json_object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to ask for a grammar."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class Sampling(Strict):
-    """What both kinds of completion have in common; what is not given comes from the configuration."""
+    """What both kinds of completion have in common; what is not given comes from the configuration.
+
+    Of the grammars, at most one. grammar, guided_grammar: GBNF or Lark.
+    """
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -82,6 +117,14 @@ class Sampling(Strict):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -161,13 +204,6 @@ class ToolChoice(Strict):
     function: NamedFunction
 
 
-class ResponseFormat(Strict):
-    """text, json_object or json_schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
@@ -178,7 +214,6 @@ class ChatBody(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -6,6 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.interfaces.server.formats.bare_call import BareCall
+from strata.interfaces.server.formats.call_grammar import (
+    CODER_TERMS,
+    GLM_TERMS,
+    MINIMAX_TERMS,
+    CallTerms,
+    deepseek_terms,
+    hermes_terms,
+    kimi_terms,
+)
 from strata.interfaces.server.formats.call_reader import CallReader
 from strata.interfaces.server.formats.harmony import MARKERS as HARMONY_MARKERS
 from strata.interfaces.server.formats.harmony import HarmonyOutput
@@ -33,22 +43,30 @@ _THINK = Thinking()
 
 @dataclass(frozen=True)
 class CallFormat:
-    """hint: what a template of the family contains. reader: of one call, given the tools by name."""
+    """hint: what a template of the family contains. reader: of one call, given the tools by name.
+
+    terms: of one call, for a grammar.
+    """
 
     name: str
     hint: str
     markers: CallMarkers
     reader: Callable[[Mapping[str, Any]], CallReader]
+    terms: CallTerms
 
 
 # The first whose hint is in the template; several families share <tool_call>, Hermes is what remains.
 FORMATS = (
-    CallFormat("minimax", "<minimax:tool_call>", _MINIMAX, lambda tools: KeyedCall(MINIMAX, tools)),
-    CallFormat("glm", "<arg_key>", _TAGS, lambda tools: KeyedCall(GLM, tools)),
-    CallFormat("coder", "<function=", _TAGS, lambda tools: KeyedCall(CODER, tools)),
-    CallFormat("deepseek", DEEPSEEK_SEPARATOR, _DEEPSEEK, lambda tools: NamedCall(DEEPSEEK_SEPARATOR)),
-    CallFormat("kimi", KIMI_SEPARATOR, _KIMI, lambda tools: NamedCall(KIMI_SEPARATOR)),
-    CallFormat("hermes", "<tool_call>", _TAGS, lambda tools: JsonCall()),
+    CallFormat(
+        "minimax", "<minimax:tool_call>", _MINIMAX, lambda tools: KeyedCall(MINIMAX, tools), MINIMAX_TERMS
+    ),
+    CallFormat("glm", "<arg_key>", _TAGS, lambda tools: KeyedCall(GLM, tools), GLM_TERMS),
+    CallFormat("coder", "<function=", _TAGS, lambda tools: KeyedCall(CODER, tools), CODER_TERMS),
+    CallFormat(
+        "deepseek", DEEPSEEK_SEPARATOR, _DEEPSEEK, lambda tools: NamedCall(DEEPSEEK_SEPARATOR), deepseek_terms
+    ),
+    CallFormat("kimi", KIMI_SEPARATOR, _KIMI, lambda tools: NamedCall(KIMI_SEPARATOR), kimi_terms),
+    CallFormat("hermes", "<tool_call>", _TAGS, lambda tools: JsonCall(), hermes_terms),
 )
 
 
@@ -56,6 +74,7 @@ class AnswerFormat:
     """What a template tells about answers. source: the template's text."""
 
     def __init__(self, source: str) -> None:
+        self.source = source
         self.harmony = _HARMONY in source
         self.calls = next((form for form in FORMATS if form.hint in source), None)
         self.thinks = _THINK.end in source and not self.harmony
@@ -77,20 +96,29 @@ class AnswerFormat:
             found += (DEEPSEEK_SEPARATOR, KIMI_SEPARATOR)
         return found
 
-    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> OutputParser:
+    def thinking(self, prompt: str) -> Thinking | None:
+        """Where reasoning may stand in the answer to a prompt, which may have begun it already."""
+        if not self.thinks:
+            return None
+        opened = prompt.rfind(_THINK.begin) > prompt.rfind(_THINK.end) and prompt.rstrip().endswith(
+            _THINK.begin
+        )
+        return Thinking(open_at_start=opened)
+
+    def parser(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]] | None, *, must_call: bool = False
+    ) -> OutputParser:
         """For one answer. prompt: its text, which may end inside the reasoning.
 
-        tools: those that may be called; without any nothing is taken for a call.
+        tools: those that may be called; without any nothing is taken for a call. must_call: the answer is
+        a call for certain, so that it can be read even where the model has no format that is known.
         """
         if self.harmony:
             return HarmonyOutput()
-        thinking = None
-        if self.thinks:
-            opened = prompt.rfind(_THINK.begin) > prompt.rfind(_THINK.end) and prompt.rstrip().endswith(
-                _THINK.begin
-            )
-            thinking = Thinking(open_at_start=opened)
+        thinking = self.thinking(prompt)
         calls = self.calls if tools else None
+        if must_call and calls is None:
+            return BareCall(TaggedOutput(thinking, None, JsonCall))
         if calls is None and thinking is None:
             return PlainOutput()
         named = {tool["function"]["name"]: tool["function"] for tool in tools or []}

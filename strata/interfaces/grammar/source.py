@@ -1,0 +1,106 @@
+"""Grammars as llguidance reads them: Lark rules that refer to JSON schemas and to other grammars.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import RequestError
+
+MAX_BYTES = 256 << 10
+"""Of one grammar: an enumeration of 100,000 texts (1.5 MB) kept the library busy for 0.6 s."""
+
+_WHITE_SPACE = r"(\n[ \t]{0,40}| )?"
+"""Between JSON tokens: a space, or a line break with its indentation. Without a bound a weak model fills its
+answer with spaces."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Either lark, which has a rule `start`, or a JSON schema.
+
+    lenient: keywords of the schema that no grammar expresses are left out instead of refused.
+    """
+
+    lark: str | None = None
+    schema: Mapping[str, Any] | None = None
+    lenient: bool = False
+
+    def named(self, name: str) -> dict[str, Any]:
+        """As llguidance lists it under that name."""
+        if self.schema is None:
+            return {"name": name, "lark_grammar": self.lark}
+        options = {"whitespace_pattern": _WHITE_SPACE, "lenient": self.lenient, "coerce_one_of": self.lenient}
+        return {"name": name, "json_schema": {**self.schema, "x-guidance": options}}
+
+
+class Rules:
+    """Puts the rules of a whole answer together.
+
+    token_id: the id of a control token, None for other texts: a marker is one token where the tokenizer has
+    it, and else text.
+    """
+
+    def __init__(self, token_id: Callable[[str], int | None]) -> None:
+        self._token_id = token_id
+        self._rules: list[str] = []
+        self._parts: list[dict[str, Any]] = []
+
+    def marker(self, text: str) -> str:
+        """A term: the marker."""
+        index = self._token_id(text)
+        return quoted(text) if index is None else f"<[{index}]>"
+
+    def until(self, end: str, least: int = 0, most: int | None = None) -> str:
+        """A term: text of so many characters, and the marker that ends it."""
+        text = f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        if self._token_id(end) is None:
+            return self._rule(f"[suffix={quoted(end)}]: {text}")
+        return f"{self._rule(f': {text}')} {self.marker(end)}"
+
+    def grammar(self, grammar: Grammar) -> str:
+        """A term: what the grammar allows."""
+        name = f"part{len(self._parts)}"
+        self._parts.append(grammar.named(name))
+        return f"@{name}"
+
+    def source(self, start: str) -> str:
+        """The whole for llguidance, where `start` are the terms of an answer. Raises RequestError if it is
+        too long."""
+        lark = "\n".join([f"start: {start}", *self._rules])
+        text = json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}, *self._parts]})
+        if len(text) > MAX_BYTES:
+            raise RequestError(
+                f"the grammar has {len(text)} bytes, {MAX_BYTES} are allowed", remedy="simplify it"
+            )
+        return text
+
+    def _rule(self, rest: str) -> str:
+        name = f"rule{len(self._rules)}"
+        self._rules.append(name + rest)
+        return name
+
+
+def quoted(text: str) -> str:
+    """A text as a term."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def one_of(terms: Iterable[str]) -> str:
+    """A term: any of these."""
+    return f"({' | '.join(terms)})"
+
+
+def choice(texts: Sequence[str]) -> Grammar:
+    """One of these texts."""
+    return Grammar(lark="start: " + " | ".join(quoted(text) for text in texts))
+
+
+def regex(pattern: str) -> Grammar:
+    """Texts that match as a whole, in the syntax of Rust's crate `regex`: no look-around, no references."""
+    return Grammar(lark="start: /" + pattern.replace("/", r"\/").replace("\n", r"\n") + "/")
