@@ -149,7 +149,7 @@ def test_the_description_is_true(tiny: Harness) -> None:
     document = tiny.get("/openapi.json").json
     assert set(document["paths"]) == {
         *(CHAT, TEXT, "/tokenize", "/detokenize"),
-        *("/v1/models", "/v1/models/{name}", "/health", "/metrics"),
+        *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/stats"),
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,11 @@ from strata.interfaces.server.gate import CLIENT_LEFT, Gate
 from strata.interfaces.server.health import health
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.metrics import CONTENT_TYPE
+from strata.interfaces.server.page import page_files, page_response
 from strata.interfaces.server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.sse import ClientGoneError
+from strata.interfaces.server.stats import Stats
 from strata.interfaces.server.tokenizing import detokenize, tokenize
 
 _ERRORS = {
@@ -47,6 +50,7 @@ def build_app(service: Service, *, keys: Sequence[str] = (), log: RequestLog | N
     _add_answers(app, service)
     _add_texts(app, service)
     _add_state(app, service)
+    _add_page(app, service)
     inner: Any = app
     if config.cors:
         inner = CORSMiddleware(app, config.cors, allow_methods=["*"], allow_headers=["*"])
@@ -146,6 +150,19 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _add_page(app: FastAPI, service: Service) -> None:
+    stats = Stats(service)
+
+    @app.get("/stats", responses=_responses(*_ALWAYS), response_model=replies.Stats)
+    async def figures() -> Response:
+        """Requests, tokens, water levels and experts at this moment; what the page's live view shows."""
+        return JSONResponse(stats.now())
+
+    for path, (content, kind) in page_files().items():
+        answer = functools.partial(page_response, content, kind)
+        app.add_api_route(path, answer, methods=["GET"], include_in_schema=False, response_class=Response)
 
 
 def _add_errors(app: FastAPI) -> None:

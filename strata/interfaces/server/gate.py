@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from strata.interfaces.server.errors import ApiError, api_error
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.metrics import ServerMetrics
+from strata.interfaces.server.page import page_files
 from strata.interfaces.server.transport import LOG_FIELDS
 
-OPEN_PATHS = frozenset(("/health",))
-"""Paths that need no key: they say nothing about what anybody asked."""
+OPEN_PATHS = frozenset(("/", "/health", *page_files()))
+"""Paths that need no key: they say nothing about what anybody asked. The page asks its user for the key."""
 _METHODS_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 CLIENT_LEFT = 499  # nginx's number for it; nobody gets it
 

@@ -9,13 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from strata.interfaces.server.page import page_files
 from strata.interfaces.terminal import printable
 
-_QUIET_PATHS = frozenset(
-    ("/health", "/metrics")
-)  # asked every few seconds, and of no interest when all is well
-
-
+_QUIET_PATHS = frozenset(("/health", "/metrics", "/stats", *page_files()))
+"""Asked every few seconds, or by every visitor, and of no interest when all is well."""
 _ERROR, _WARNING, _INFO = 3, 4, 6  # syslog's numbers; journald reads them from "<N>" before a line
 
 

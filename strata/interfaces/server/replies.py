@@ -224,3 +224,65 @@ class Health(Reply):
     requests_running: int
     requests_waiting: int
     seconds_since_progress: float | None
+
+
+class StatsRequests(Reply):
+    """most_running: how many take part in a step at most; queue: how many may wait."""
+
+    running: int
+    waiting: int
+    most_running: int | None
+    queue: int
+
+
+class StatsTokens(Reply):
+    """Since the start. Seconds are those of steps, shared among their tokens."""
+
+    steps: int
+    prefill: int
+    prefill_seconds: float
+    decode: int
+    decode_seconds: float
+
+
+class StatsRegion(Reply):
+    """Bytes. kept: free, but of use to prompts that begin as earlier ones did. peak: the most that were ever
+    used, where that is known."""
+
+    tier: Literal["device", "host"]
+    name: str
+    used: int
+    kept: int
+    total: int
+    peak: int
+
+
+class StatsExperts(Reply):
+    """layers: those with experts, `count` each. heat: by layer, two hexadecimal digits per expert, of what
+    was routed to lately. layer_hits, layer_misses: of decode, [] without an expert cache. hits ... computed:
+    how experts were answered since the start, 0 without a device."""
+
+    layers: list[int]
+    count: int
+    heat: list[str]
+    layer_hits: list[int]
+    layer_misses: list[int]
+    hits: int
+    late: int
+    fetched: int
+    streamed: int
+    computed: int
+
+
+class Stats(Reply):
+    """GET /stats. now: a clock in seconds; two answers make a rate. null: there is no model yet."""
+
+    now: float
+    status: Literal["ok", "loading", "degraded", "dead", "stopped", "draining"]
+    model: str | None
+    loading: Loading | None
+    context: int | None
+    requests: StatsRequests
+    tokens: StatsTokens | None
+    regions: list[StatsRegion]
+    experts: StatsExperts | None
