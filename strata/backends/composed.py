@@ -55,11 +55,15 @@ class ComposedOps(Backend):
             mixed = self._latent(hidden, part, cache, batch)
         else:
             mixed = self._grouped_query(hidden, part, cache, batch)
-        self.add(residual, self.linear(mixed, part.out, part.out_bias), part.scale)
+        self._add_linear(residual, mixed, part)
 
     def feed_forward(self, residual: Array, part: FeedForward) -> None:
         """Norm and FFN; the branch joins the residual."""
         self.add(residual, self._dense(self._normed(residual, part.norm), part.ffn), part.scale)
+
+    def _add_linear(self, residual: Array, mixed: Array, part: Attention) -> None:
+        """The output projection joins the residual."""
+        self.add(residual, self.linear(mixed, part.out, part.out_bias), part.scale)
 
     def choose_experts(self, residual: Array, part: Router) -> Routing:
         """Norm, logits of all experts, the best of them."""
@@ -93,8 +97,11 @@ class ComposedOps(Backend):
 
     def _grouped_query(self, hidden: Array, part: GroupedQueryAttention, cache: Any, batch: Batch) -> Array:
         """`[rows, hidden]` -> `[rows, heads * head_dim]`."""
+        return self._attend_projected(self.linear(hidden, part.qkv, part.qkv_bias), part, cache, batch)
+
+    def _attend_projected(self, qkv: Array, part: GroupedQueryAttention, cache: Any, batch: Batch) -> Array:
+        """What follows the one product of queries, keys and values."""
         spec, eps, positions = part.spec, part.norm.eps, batch.positions
-        qkv = self.linear(hidden, part.qkv, part.qkv_bias)
         q, k, v = self.split(qkv, [n * spec.head_dim for n in (spec.heads, spec.kv_heads, spec.kv_heads)])
         q = self.prepare_heads(q, spec.heads, positions, spec, part.q_norm, eps)
         k = self.prepare_heads(k, spec.kv_heads, positions, spec, part.k_norm, eps)

@@ -9,9 +9,10 @@ from itertools import chain
 from strata.backends.base import KvSpec
 from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.attention_tiles import BatchTables, Tiles, batch_tables
+from strata.backends.cuda.kernels import NULL
 from strata.backends.cuda.launches import Launcher, Operand, or_null
 from strata.backends.hybrid.arrays import Matrix
-from strata.backends.hybrid.kernel_set import KvPlaces
+from strata.backends.hybrid.kernel_set import KvPlaces, Projections
 from strata.backends.parts import AttentionCall
 from strata.core import Batch
 from strata.device.base import Buffer, Launch
@@ -73,15 +74,31 @@ class CudaAttention:
         scratch: Arena,
     ) -> Iterator[Launch]:
         """One that appends, one for all prompts, two for all single rows."""
+        whole = self._whole(q, places, call)
+        yield _append(whole, k, v)
+        yield from _attend(whole, sinks, out, scratch)
+
+    def of_projections(
+        self,
+        projections: Projections,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Iterator[Launch]:
+        """The same, the first of which prepares heads as well."""
+        rows, columns = projections.qkv.rows, call.heads * places.cache.spec.key_dim
+        q = Matrix(scratch.take(rows * columns * 4, "queries"), rows, columns)
+        whole = self._whole(q, places, call)
+        yield _prepare(whole, projections)
+        yield from _attend(whole, sinks, out, scratch)
+
+    def _whole(self, q: Matrix, places: KvPlaces, call: AttentionCall) -> _Call:
         _require(places.cache.spec)
         blocks = places.blocks()
         tables = self._of_batch(places, blocks, call.heads // places.cache.spec.kv_heads)
-        whole = _Call(self._launcher, q, places, call, tables, blocks)
-        yield _append(whole, k, v)
-        if tables.prompts is not None:
-            yield _prefill(whole, tables.prompts, sinks, out)
-        if tables.singles is not None:
-            yield from _decode(whole, tables.singles, sinks, out, scratch)
+        return _Call(self._launcher, q, places, call, tables, blocks)
 
     def _of_batch(self, places: KvPlaces, blocks: list[Sequence[Buffer]], per_kv_head: int) -> BatchTables:
         if self._tables is None or self._tables[0] is not places.batch:
@@ -91,12 +108,45 @@ class CudaAttention:
         return self._tables[1]
 
 
+def _attend(whole: _Call, sinks: Matrix | None, out: Matrix, scratch: Arena) -> Iterator[Launch]:
+    """What follows when keys and values are in their pages."""
+    if whole.tables.prompts is not None:
+        yield _prefill(whole, whole.tables.prompts, sinks, out)
+    if whole.tables.singles is not None:
+        yield from _decode(whole, whole.tables.singles, sinks, out, scratch)
+
+
+def _written(whole: _Call) -> list[Buffer]:
+    """Blocks of the pages that the batch's new tokens lie in."""
+    size, found = whole.spec.page_tokens, list[Buffer]()
+    for sequence, blocks in zip(whole.places.batch.sequences, whole.blocks, strict=True):
+        end = sequence.start + sequence.count
+        found += blocks[sequence.start // size : -(-end // size)]
+    return found
+
+
+def _prepare(whole: _Call, projections: Projections) -> Launch:
+    """Norms, clips and turns heads; queries go to `whole.q`, keys and values into their pages."""
+    spec, places, tables, attention = whole.spec, whole.places, whole.tables, projections.spec
+    qkv, written = projections.qkv, _written(whole)
+    heads = attention.heads + 2 * spec.kv_heads
+    shape = launch_shapes.heads_of_rows("prepare_qkv", heads, qkv.rows, spec.key_dim)
+    turns = tuple(t.buffer for t in projections.tables) if projections.tables else (NULL, NULL)
+    where = (places.table, tables.first_page, tables.positions)
+    rotary = 2 * projections.tables[0].cols if projections.tables else 0
+    numbers = (attention.heads, spec.kv_heads, spec.key_dim, rotary, int(attention.rope.interleaved))
+    layout = (spec.page_tokens, places.offset, int(spec.dtype == "int8"), 0)
+    norms = (projections.q_norm, projections.k_norm)
+    pointers = (qkv.buffer, NULL, or_null(norms[0]), or_null(norms[1]), *turns, *where, whole.q.buffer)
+    arguments = (*pointers, *numbers, *layout, projections.eps, float(attention.clip_qkv or 0.0))
+    read = (*_if_there(norms[0]), *_if_there(norms[1]), *(t.buffer for t in projections.tables or ()))
+    reads = (qkv.buffer, *read, *where, *written)
+    return whole.launcher.make(shape, arguments, reads, (whole.q.buffer, *written))
+
+
 def _append(whole: _Call, k: Matrix, v: Matrix | None) -> Launch:
     spec, places, tables = whole.spec, whole.places, whole.tables
-    written: list[Buffer] = []
-    for sequence, blocks in zip(places.batch.sequences, whole.blocks, strict=True):
-        end = sequence.start + sequence.count
-        written += blocks[sequence.start // spec.page_tokens : -(-end // spec.page_tokens)]
+    written = _written(whole)
     heads = (1 if v is None else 2) * spec.kv_heads
     shape = launch_shapes.heads_of_rows("append_kv", heads, k.rows, spec.key_dim)
     where = (places.table, tables.first_page, tables.positions)

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.cuda import launch_shapes
-from strata.backends.cuda.kernels import NULL
-from strata.backends.cuda.launches import Launcher, Operand, require_multiple
+from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
 from strata.backends.hybrid.arrays import Matrix
-from strata.backends.hybrid.kernel_set import ExpertGroup
+from strata.backends.hybrid.kernel_set import ExpertGroup, SumInto
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.store.formats import UNIT_COLS
@@ -60,7 +59,7 @@ class Tables:
 
 
 def expert_launches(
-    launcher: Launcher, x: Matrix, group: ExpertGroup, out: Matrix, first: bool, scratch: Arena
+    launcher: Launcher, x: Matrix, group: ExpertGroup, into: SumInto, scratch: Arena
 ) -> Iterator[Launch]:
     """See `KernelSet.experts`."""
     _require(group)
@@ -74,11 +73,11 @@ def expert_launches(
         hidden = scratch.take(count * layout.slices * layout.slice_width * 4, "hidden of experts")
         yield _gate_up(launcher, x, group, tables, (addresses, first_pair, token_of_pair), hidden)
         yield _down(launcher, group, tables, (addresses, first_pair), hidden, parts)
-    shape = launch_shapes.combine_experts(layout.hidden, x.rows)
+    shape, out = launch_shapes.combine_experts(layout.hidden, x.rows), into.target.buffer
     pointers = (parts, order, weights, first_of_token)
-    arguments = (*pointers, NULL, out.buffer, layout.hidden // 4, 1.0, int(not first))
-    reads = (*(pointers if tables.pairs else pointers[1:]), *(() if first else (out.buffer,)))
-    yield launcher.make(shape, arguments, reads, (out.buffer,))
+    arguments = (*pointers, or_null(into.rest), out, layout.hidden // 4, float(into.scale), int(into.add))
+    kept = (*(() if into.rest is None else (into.rest.buffer,)), *((out,) if into.add else ()))
+    yield launcher.make(shape, arguments, (*(pointers if tables.pairs else pointers[1:]), *kept), (out,))
 
 
 def _bring(launcher: Launcher, source: Buffer, target: Buffer, words: int) -> Launch:

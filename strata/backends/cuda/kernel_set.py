@@ -11,9 +11,17 @@ from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
 from strata.backends.cuda.linear import PrefillPays, linear_launches, require_heads
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
-from strata.backends.hybrid.kernel_set import ExpertGroup, HeadColumns, KvPlaces, Launches
+from strata.backends.hybrid.attention_steps import attention_in_steps
+from strata.backends.hybrid.kernel_set import (
+    ExpertGroup,
+    HeadColumns,
+    KvPlaces,
+    Launches,
+    Projections,
+    SumInto,
+)
 from strata.backends.parts import AttentionCall, Gating
-from strata.device.base import Buffer
+from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.plan.spec import AttentionSpec, RouterSpec
 
@@ -57,7 +65,31 @@ class CudaKernels:
     ) -> Launches:
         """One launch, or two for a prompt."""
         require_heads(weight.shape.rows, heads)
-        return linear_launches(self._launcher, x, weight, None, out, heads, scratch, self._prefill_pays)
+        return self._linear(x, weight, None, out, scratch, heads)
+
+    def add_linear(
+        self,
+        residual: Matrix,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        scale: float,
+        scratch: Arena,
+    ) -> Launches:
+        """As many as `linear`."""
+        return self._linear(x, weight, bias, residual, scratch, add=scale)
+
+    def _linear(
+        self,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+        heads: int = 0,
+        add: float | None = None,
+    ) -> Iterator[Launch]:
+        return linear_launches(self._launcher, x, weight, bias, out, heads, scratch, self._prefill_pays, add)
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
         """One launch."""
@@ -118,6 +150,20 @@ class CudaKernels:
         """Append, attend and join: two launches, four for a batch of prompts and single rows."""
         return self._attention.launches(q, k, v, places, call, sinks, out, scratch)
 
+    def attention_of(
+        self,
+        projections: Projections,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """One launch that prepares and appends, then as `attention`. A norm over all heads needs its own."""
+        if projections.spec.qk_norm == "full":
+            return attention_in_steps(self, projections, places, call, sinks, out, scratch)
+        return self._attention.of_projections(projections, places, call, sinks, out, scratch)
+
     def route(
         self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes
     ) -> Launches:
@@ -148,6 +194,31 @@ class CudaKernels:
         scratch: Arena,
     ) -> Launches:
         """Three launches: gate_up, the activation, down; a prompt's matrices take two each."""
+        return self._ffn(x, gate_up, down, gating, out, scratch)
+
+    def add_ffn(
+        self,
+        residual: Matrix,
+        x: Matrix,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        scale: float,
+        scratch: Arena,
+    ) -> Launches:
+        """As many as `ffn`."""
+        return self._ffn(x, gate_up, down, gating, residual, scratch, scale)
+
+    def _ffn(
+        self,
+        x: Matrix,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        out: Matrix,
+        scratch: Arena,
+        add: float | None = None,
+    ) -> Iterator[Launch]:
         width, rows = down.shape.cols, x.rows
         both = Matrix(scratch.take(rows * gate_up.shape.rows * 4, "gate and up"), rows, gate_up.shape.rows)
         yield from self.linear(x, gate_up, None, both, scratch)
@@ -156,19 +227,13 @@ class CudaKernels:
         arguments = (both.buffer, hidden.buffer, width, kind, gating.alpha, gating.limit)
         shape = launch_shapes.elements("gate", width, rows)
         yield self._launcher.make(shape, arguments, (both.buffer,), (hidden.buffer,))
-        yield from self.linear(hidden, down, None, out, scratch)
+        yield from self._linear(hidden, down, None, out, scratch, add=add)
 
     def experts(
-        self,
-        x: Matrix,
-        routes: DeviceRoutes,
-        group: ExpertGroup,
-        out: Matrix,
-        first: bool,
-        scratch: Arena,
+        self, x: Matrix, routes: DeviceRoutes, group: ExpertGroup, into: SumInto, scratch: Arena
     ) -> Launches:
         """Four launches: tables to the device, gate_up, down, the weighted sum."""
-        return expert_launches(self._launcher, x, group, out, first, scratch)
+        return expert_launches(self._launcher, x, group, into, scratch)
 
 
 def _buffers(*matrices: Matrix | None) -> Iterator[Buffer]:

@@ -26,22 +26,23 @@ def linear_launches(
     heads: int,
     scratch: Arena,
     pays: PrefillPays,
+    add: float | None = None,
 ) -> Iterator[Launch]:
-    """One launch, or two for a prompt. heads: one small matrix per head, 0 for one matrix."""
+    """One launch, or two for a prompt. heads: one small matrix per head, 0 for one matrix. add: what the
+    product is scaled by before it joins `out`; None: it becomes `out`."""
     packed = weight.shape
     require_multiple("linear", "columns", packed.cols, 8)
     if pays(packed.nbytes, packed.cols * max(heads, 1), x.rows):
-        yield from _prefill(launcher, x, weight, bias, out, heads, scratch)
+        yield from _prefill(launcher, x, weight, bias, out, heads, scratch, add)
         return
     head_rows = packed.rows // heads if heads else 0
     per_block = 1 if heads else launch_shapes.row_blocks_per_block(packed.blocks, x.rows)
     shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
     units = packed.padded_cols // UNIT_COLS
     sizes = (packed.rows, packed.cols, units, x.rows, per_block, x.cols, head_rows)
-    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, 1.0, 0)
-    yield launcher.make(
-        shape, arguments, _reads(weight, bias, x.buffer), (out.buffer,), x.rows * packed.rows * packed.cols
-    )
+    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, *_joins(add))
+    reads = _reads(weight, bias, x.buffer, *_kept(out, add))
+    yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
 
 
 def _prefill(
@@ -52,6 +53,7 @@ def _prefill(
     out: Matrix,
     heads: int,
     scratch: Arena,
+    add: float | None,
 ) -> Iterator[Launch]:
     packed, parts = weight.shape, max(heads, 1)
     units = packed.padded_cols // UNIT_COLS
@@ -67,8 +69,9 @@ def _prefill(
             shape = prefill_shapes.linear_prefill(packed.format.name, packed.rows, x.rows, warps)
         sizes = (packed.rows, units, x.rows, units * parts, head_blocks)
         operands: list[Operand] = [weight.buffer, values, NULL if totals is None else totals]
-        arguments = (*operands, or_null(bias), out.buffer, *sizes, 1.0, 0)
-        reads = _reads(weight, bias, values, *(() if totals is None else (totals,)))
+        arguments = (*operands, or_null(bias), out.buffer, *sizes, *_joins(add))
+        kept = _kept(out, add) if totals is None else (totals, *_kept(out, add))
+        reads = _reads(weight, bias, values, *kept)
         yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
 
 
@@ -82,6 +85,15 @@ def pack_launch(
     arguments = (x.buffer, values, NULL if totals is None else totals, x.cols, units)
     writes = (values,) if totals is None else (values, totals)
     return values, totals, launcher.make(shape, arguments, (x.buffer,), writes)
+
+
+def _joins(add: float | None) -> tuple[float, int]:
+    """The kernels' last two arguments."""
+    return (1.0, 0) if add is None else (float(add), 1)
+
+
+def _kept(out: Matrix, add: float | None) -> tuple[Buffer, ...]:
+    return () if add is None else (out.buffer,)
 
 
 def _reads(weight: PackedOnDevice, bias: Matrix | None, *others: Buffer) -> tuple[Buffer, ...]:

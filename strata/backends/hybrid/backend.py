@@ -18,6 +18,7 @@ from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Ve
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
 from strata.backends.hybrid.estimates import base_seconds
 from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
+from strata.backends.hybrid.expert_groups import Branch
 from strata.backends.hybrid.expert_source import ExpertSource
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, HostShare
@@ -320,13 +321,10 @@ class HybridBackend(DeviceOps):
         call = ExpertCall(
             hidden, read.hidden, routes, read.ids, read.weights, experts.bank, experts.gating, self._decoding
         )
-        flow = self.flow.begin(call, due)
+        flow = self.flow.begin(call, due, branch=Branch(residual, experts.scale, shared))
         self._guess(residual, after, experts.bank.layer + 1, due + 1)
-        output = self.flow.finish(flow)
+        self.flow.finish(flow)
         self.prefetcher.collect()
-        if shared is not None:
-            self.add(output, shared)
-        self.add(residual, output, experts.scale)
         return read.ids
 
     def _guess(self, residual: Matrix, after: Layer | None, layer: int, due: int) -> None:

@@ -12,11 +12,17 @@ from numpy.typing import NDArray
 
 from strata.backends.composed import ComposedOps
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector, require
-from strata.backends.hybrid.kernel_set import HeadColumns, KernelSet, KvPlaces, Launches
+from strata.backends.hybrid.kernel_set import HeadColumns, KernelSet, KvPlaces, Launches, Projections
 from strata.backends.hybrid.kv_blocks import DeviceKv
 from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.backends.hybrid.memory import HybridMemory
-from strata.backends.parts import AttentionCall, Gating
+from strata.backends.parts import (
+    Attention,
+    AttentionCall,
+    FeedForward,
+    Gating,
+    GroupedQueryAttention,
+)
 from strata.backends.rope import rope_tables
 from strata.core import Batch
 from strata.device.base import Device
@@ -146,15 +152,47 @@ class DeviceOps(ComposedOps):
         require("attention", "columns of k", k.cols, "kv_heads * key_dim", kv.kv_heads * kv.key_dim)
         if (v is None) != kv.value_in_key:
             raise ValueError(f"attention: v given is {v is not None}, value_in_key is {kv.value_in_key}")
-        sinks = self.memory.static.matrix_if(call.sinks)
-        table = self._pages(cache, batch)
-        cache.begin_layer(call.layer)
-        places = KvPlaces(call.layer, batch, cache, table, self.memory.uploads.pinned)
+        sinks, places = self.memory.static.matrix_if(call.sinks), self._places(cache, batch, call)
         out = self.new_matrix(q.rows, call.heads * kv.value_dim, "attention")
         with self.memory.workspace.scope() as scratch:
             self.launch(self.kernels.attention(q, k, v, places, call, sinks, out, scratch))
         cache.end_layer(call.layer)
         return out
+
+    def _attend_projected(
+        self, qkv: Matrix, part: GroupedQueryAttention, cache: PagedKv, batch: Batch
+    ) -> Matrix:
+        """In as few launches as the kernels can."""
+        static, call = self.memory.static, part.call
+        norms = (static.matrix_if(part.q_norm), static.matrix_if(part.k_norm))
+        tables = self._rope(part.spec.rope, batch.positions)
+        projections = Projections(qkv, part.spec, *norms, tables, part.norm.eps)
+        sinks, places = static.matrix_if(call.sinks), self._places(cache, batch, call)
+        out = self.new_matrix(qkv.rows, call.heads * cache.spec.value_dim, "attention")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.attention_of(projections, places, call, sinks, out, scratch))
+        cache.end_layer(call.layer)
+        return out
+
+    def _places(self, cache: PagedKv, batch: Batch, call: AttentionCall) -> KvPlaces:
+        """Of a layer whose attention begins."""
+        table = self._pages(cache, batch)
+        cache.begin_layer(call.layer)
+        return KvPlaces(call.layer, batch, cache, table, self.memory.uploads.pinned)
+
+    def _add_linear(self, residual: Matrix, mixed: Matrix, part: Attention) -> None:
+        """The output projection, which joins the residual on the way."""
+        static = self.memory.static
+        weight, bias = static.packed(part.out), static.matrix_if(part.out_bias)
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.add_linear(residual, mixed, weight, bias, part.scale, scratch))
+
+    def feed_forward(self, residual: Matrix, part: FeedForward) -> None:
+        """Norm and FFN, whose last product joins the residual on the way."""
+        hidden, static, ffn = self._normed(residual, part.norm), self.memory.static, part.ffn
+        weights = static.packed(ffn.gate_up), static.packed(ffn.down)
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.add_ffn(residual, hidden, *weights, ffn.gating, part.scale, scratch))
 
     def ffn(self, x: Matrix, gate_up: HybridWeight, down: HybridWeight, width: int, gating: Gating) -> Matrix:
         """Dense gated FFN."""

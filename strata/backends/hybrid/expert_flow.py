@@ -11,7 +11,7 @@ import numpy as np
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.clock import LayerClock
 from strata.backends.hybrid.device_ops import DeviceOps
-from strata.backends.hybrid.expert_groups import ExpertGroups, Resident
+from strata.backends.hybrid.expert_groups import Branch, ExpertGroups, Resident
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, HostShare, host_seconds
 from strata.backends.hybrid.slots import SlotLoader
@@ -106,21 +106,29 @@ class ExpertFlow:
         self._clock = LayerClock(ops.device, ops.memory.compute, split)
         self._held: list[Handle] = []
 
-    def begin(self, call: ExpertCall, due: int, active: Sequence[int] | None = None) -> LayerFlow:
+    def begin(
+        self,
+        call: ExpertCall,
+        due: int,
+        active: Sequence[int] | None = None,
+        branch: Branch | None = None,
+    ) -> LayerFlow:
         """Decide who does what, queue the fetches, and launch the hits.
 
         due: the running count of the layer. active: the experts to compute, None: all that are routed to.
+        branch: what the sum joins; None: it stays alone.
         """
         found = self._acquire(call, active)
         hits, late = found.hits, [handle.expert.index for handle, _ in found.arriving]
         missed = sorted([*found.missed, *found.queued])
         decision = self._decide(call, len(hits) + len(late), missed)
-        groups = ExpertGroups(self._ops, call, self.split.speeds)
+        groups = ExpertGroups(self._ops, call, self.split.speeds, branch)
         flow = LayerFlow(call, due, groups, decision, found.arriving, [])
         self._fetch(flow, found)
         self._loader.queue.pump()
         self._clock.start(decision, alone=not self.stream.active)
-        flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h in hits])
+        alone = not flow.arriving and not flow.streamed
+        flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h in hits], last=alone)
         self._clock.hits_done()
         self._count(len(hits), len(late), flow)
         self.served[call.bank.layer] = LayerServed(
@@ -132,7 +140,8 @@ class ExpertFlow:
         return flow
 
     def finish(self, flow: LayerFlow) -> Matrix:
-        """The sum, f32 [rows, hidden]: hits, then experts that arrive, that stream, then the host's share."""
+        """The sum, f32 [rows, hidden], or what it joins: hits, then experts that arrive, then those that
+        stream, then the host's share."""
         self._run_arriving(flow)
         self.stream.run(
             flow.call.bank.layer, flow.streamed, flow.due, lambda load, wanted: self._use(flow, load, wanted)
@@ -222,7 +231,8 @@ class ExpertFlow:
         flow.arriving.sort(key=lambda pair: pair[0].expert)
         for _, transfer in flow.arriving:
             self._loader.queue.wait(self._ops.memory.compute, transfer)
-        flow.groups.run([Resident(h.expert.index, self._loader.slot(h)) for h, _ in flow.arriving])
+        arrived = [Resident(h.expert.index, self._loader.slot(h)) for h, _ in flow.arriving]
+        flow.groups.run(arrived, last=not flow.streamed)
 
     def _use(self, flow: LayerFlow, load: StreamLoad, wanted: list[int]) -> None:
         self.stream.buffers.wait(load)

@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_weights import as_gating, as_record_shape
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.hybrid.attention_steps import attention_in_steps
 from strata.backends.hybrid.host_attention import HostAttention
-from strata.backends.hybrid.kernel_set import ExpertGroup, HeadColumns, KvPlaces, Launches, work_of
+from strata.backends.hybrid.kernel_set import (
+    ExpertGroup,
+    HeadColumns,
+    KvPlaces,
+    Launches,
+    Projections,
+    SumInto,
+    work_of,
+)
 from strata.backends.parts import AttentionCall, Gating
 from strata.device.base import Buffer, Launch, Work
 from strata.device.buffers import Bytes
@@ -73,6 +82,20 @@ class HostKernels:
 
         reads = (x.buffer, weight.buffer, *_buffers(bias))
         yield _launch("linear", compute, reads, (out.buffer,), x.rows * weight.shape.rows * weight.shape.cols)
+
+    def add_linear(
+        self,
+        residual: Matrix,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        scale: float,
+        scratch: Arena,
+    ) -> Launches:
+        """Two launches."""
+        branch = _like(residual, scratch)
+        yield from self.linear(x, weight, bias, branch, scratch)
+        yield from self.add(residual, branch, scale)
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
         """One launch."""
@@ -155,6 +178,18 @@ class HostKernels:
         """One launch that appends and attends."""
         yield self._attention.launch(q, k, v, places, call, sinks, out)
 
+    def attention_of(
+        self,
+        projections: Projections,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """One op after the other."""
+        return attention_in_steps(self, projections, places, call, sinks, out, scratch)
+
     def route(
         self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes
     ) -> Launches:
@@ -190,34 +225,47 @@ class HostKernels:
         reads = (x.buffer, gate_up.buffer, down.buffer)
         yield _launch("ffn", compute, reads, (out.buffer,), macs)
 
-    def experts(
+    def add_ffn(
         self,
+        residual: Matrix,
         x: Matrix,
-        routes: DeviceRoutes,
-        group: ExpertGroup,
-        out: Matrix,
-        first: bool,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        scale: float,
         scratch: Arena,
+    ) -> Launches:
+        """Two launches."""
+        branch = _like(residual, scratch)
+        yield from self.ffn(x, gate_up, down, gating, branch, scratch)
+        yield from self.add(residual, branch, scale)
+
+    def experts(
+        self, x: Matrix, routes: DeviceRoutes, group: ExpertGroup, into: SumInto, scratch: Arena
     ) -> Launches:
         """One launch. Records are found by a table of addresses in pinned memory, as a kernel would."""
         addresses = np.zeros(group.count, np.uint64)
         addresses[list(group.experts)] = [record.address for record in group.records]
         places = group.pinned(addresses, "addresses of experts")
 
+        out, rest = into.target, into.rest
+
         def compute(reads: Views, writes: Views) -> None:
             hidden, ids = _f32(reads[0], x), _i32(reads[1], routes.ids)
             weights, table = _f32(reads[2], routes.weights), reads[3].view(np.uint64)
             records = {view.ctypes.data: view for view in reads[4 : 4 + len(group.records)]}
             result = self._experts(group, hidden, ids, weights, lambda index: records[int(table[index])])
-            target = _f32(writes[0], out)
-            target[:] = result if first else target + result
+            if rest is not None:
+                result += _f32(reads[4 + len(group.records)], rest)
+            target, result = _f32(writes[0], out), np.float32(into.scale) * result
+            target[:] = target + result if into.add else result
 
         reads = (x.buffer, routes.ids.buffer, routes.weights.buffer, places, *group.records)
         layout = group.layout
         sizes = layout.gate_up.rows * layout.gate_up.cols + layout.down.rows * layout.down.cols
         macs = group.pairs * layout.slices * sizes
-        again = () if first else (out.buffer,)
-        yield _launch("experts", compute, (*reads, *again), (out.buffer,), macs)
+        again = (out.buffer,) if into.add else ()
+        yield _launch("experts", compute, (*reads, *_buffers(rest), *again), (out.buffer,), macs)
 
     def _experts(
         self, group: ExpertGroup, x: F32, ids: NDArray[np.int32], weights: F32, record: Callable[[int], Bytes]
@@ -241,6 +289,10 @@ def _launch(
 ) -> Launch:
     work: Work = work_of(reads, writes, macs)
     return Launch(PythonKernel(name, compute), tuple(reads), tuple(writes), work)
+
+
+def _like(matrix: Matrix, scratch: Arena) -> Matrix:
+    return Matrix(scratch.take(matrix.buffer.nbytes, "branch"), matrix.rows, matrix.cols)
 
 
 def _buffers(*matrices: Matrix | None) -> Iterator[Buffer]:

@@ -102,6 +102,29 @@ class ExpertGroup:
     pinned: Callable[[NDArray[Any], str], Buffer]
 
 
+class SumInto(NamedTuple):
+    """Where a group's sum goes: target = scale * (sum + rest), or += with `add`. rest: f32 of the target's
+    shape or None, such as the shared expert's output."""
+
+    target: Matrix
+    add: bool
+    scale: float = 1.0
+    rest: Matrix | None = None
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Queries, keys and values as one product leaves them, qkv `[rows, (heads + 2 kv_heads) * head_dim]`,
+    and what happens to them before attention: see Backend.prepare_heads. tables: cos and sin."""
+
+    qkv: Matrix
+    spec: AttentionSpec
+    q_norm: Matrix | None
+    k_norm: Matrix | None
+    tables: tuple[Matrix, Matrix] | None
+    eps: float
+
+
 class KernelSet(Protocol):
     """Launches of every op. Rules for all methods:
 
@@ -127,6 +150,18 @@ class KernelSet(Protocol):
         self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
     ) -> Launches:
         """As Backend.linear."""
+        ...
+
+    def add_linear(
+        self,
+        residual: Matrix,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        scale: float,
+        scratch: Arena,
+    ) -> Launches:
+        """residual += scale * linear(x), in place."""
         ...
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
@@ -175,6 +210,19 @@ class KernelSet(Protocol):
         """As Backend.attention. `call.sinks` is the backend's own handle: use `sinks`."""
         ...
 
+    def attention_of(
+        self,
+        projections: Projections,
+        places: KvPlaces,
+        call: AttentionCall,
+        sinks: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+    ) -> Launches:
+        """prepare_heads of queries and keys (values are only clipped), then attention; see
+        `attention_steps` for a set that does one after the other."""
+        ...
+
     def route(
         self, logits: Matrix, spec: RouterSpec, select_bias: Matrix | None, routes: DeviceRoutes
     ) -> Launches:
@@ -193,16 +241,23 @@ class KernelSet(Protocol):
         """As Backend.ffn."""
         ...
 
-    def experts(
+    def add_ffn(
         self,
+        residual: Matrix,
         x: Matrix,
-        routes: DeviceRoutes,
-        group: ExpertGroup,
-        out: Matrix,
-        first: bool,
+        gate_up: PackedOnDevice,
+        down: PackedOnDevice,
+        gating: Gating,
+        scale: float,
         scratch: Arena,
     ) -> Launches:
-        """out += sum over the group's experts, ascending, of weight * expert(x); first: out = that sum."""
+        """residual += scale * ffn(x), in place."""
+        ...
+
+    def experts(
+        self, x: Matrix, routes: DeviceRoutes, group: ExpertGroup, into: SumInto, scratch: Arena
+    ) -> Launches:
+        """The sum over the group's experts, ascending, of weight * expert(x)."""
         ...
 
 

@@ -73,4 +73,4 @@ def peak(cpu: CpuBackend, spec: ModelSpec, rows: int, before: int) -> tuple[int,
 def test_the_workspace_holds_the_scratch(cpu: CpuBackend, name: str, rows: int, before: int) -> None:
     used, planned = peak(cpu, SPECS[name], rows, before)
     assert used <= planned, "or the pass would have failed"
-    assert rows < 500 or used > 0.8 * planned, "room that nothing takes is lost to experts"
+    assert rows < 500 or used > 0.5 * planned, "room that nothing takes is lost to experts"

@@ -12,8 +12,10 @@ from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, tokens
 from tiny_model import moe_spec
 
 from strata.backends.cpu import CpuBackend
+from strata.core import ExpertId
 from strata.device.base import Copy, EventError, RaceError
 from strata.device.emulated import EmulatedDevice
+from strata.memory.expert_slots import Claim
 from strata.memory.transfer import Priority
 from strata.memory.transfers import TransferOptions, TransferQueue
 from strata.plan.spec import ModelSpec
@@ -79,15 +81,25 @@ def copied_page(device: Any) -> bool:
 
 
 def lent_slots(device: Any) -> bool:
-    """Slots become pages between two passes, of which the first may still be running."""
+    """Slots become pages between two passes, of which the first may still be running, while experts arrive
+    that the second will need."""
     store, cpu, ids = CachedStore(ROUTED), CpuBackend(threads=1, activations="f32"), tokens(5)
     plain = Plain.make(cpu, store, ROUTED)
-    wanted = [plain.feed([one]) for one in ids]
+    wanted, needed = [], list[list[ExpertId]]()
+    for one in ids:
+        wanted.append(plain.feed([one]))
+        routes = plain.decoder.routes.ids
+        needed.append([ExpertId(layer, int(i)) for layer in routes for i in routes[layer][0]])
     hybrid = make_hybrid(cpu, store, ROUTED, device=device, misses="fetch", slots=6, prefetch=0.0)
     border = hybrid.kv.border
     found = []
     for count, one in enumerate(ids):
         found.append(hybrid.feed([one], logits=count > 2))
+        for expert in needed[(count + 1) % len(ids)]:
+            claim = hybrid.backend.cache.admit(expert)
+            if isinstance(claim, Claim):
+                hybrid.backend.loader.load(claim, Priority.NOW, 0)
+        hybrid.backend._end()  # sends them off, as at the end of the pass
         border.widen(hybrid.backend.memory.region.pages + 1)
     hybrid.close()
     pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None]
