@@ -14,6 +14,7 @@ from strata.config.schema import (
     HostConfig,
     KvConfig,
     ModelConfig,
+    SpeculativeConfig,
 )
 from strata.config.units import format_size, parse_size
 
@@ -31,6 +32,7 @@ __all__ = [
     "KvConfig",
     "ModelConfig",
     "Override",
+    "SpeculativeConfig",
     "format_size",
     "load_config",
     "parse_size",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, NodesOr, Number, Size, Text, Texts
-from strata.core import SamplingParams
+from strata.core import MOST_DRAFTED, SamplingParams
 
 BUNDLED_MODELS = ("demo", "smollm2")
 
@@ -69,6 +69,20 @@ class EngineConfig:
 
     prefill_chunk: int = 512
     requests: int = 1
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Speculative decoding. use: auto is ngram (prompt n-grams, no second model).
+
+    start, least, most: tokens of a draft; costs: drafts are cut to what pays, by measured step times.
+    """
+
+    use: Literal["auto", "off", "ngram"] = "auto"
+    start: int = 8
+    least: int = 0
+    most: int = MOST_DRAFTED
+    costs: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,6 +171,7 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     host: HostConfig = field(default_factory=HostConfig)
@@ -207,6 +222,13 @@ KINDS: dict[str, dict[str, Kind]] = {
         "tier": Choice(("auto", "device", "host")),
     },
     "engine": {"prefill_chunk": Integer(1, 1 << 16), "requests": Integer(1, 1024)},
+    "speculative": {
+        "use": Choice(("auto", "off", "ngram")),
+        "start": Integer(0, MOST_DRAFTED),
+        "least": Integer(0, MOST_DRAFTED),
+        "most": Integer(0, MOST_DRAFTED),
+        "costs": Boolean(),
+    },
     "device": {
         "use": Choice(("auto", "none", "emulated", "cuda")),
         "kernels": Choice(("auto", "host", "cuda")),

@@ -234,9 +234,9 @@ class Engine:
         """Drafts of those who decode."""
         if self.speculator is None:
             return {}
-        rooms = [(request, self.scheduler.draft_room(request)) for request in self.scheduler.running]
+        rooms = self.scheduler.draft_rooms()
         return self.speculator.propose(
-            [Ask(each, room, self._samplers[each.request_id]) for each, room in rooms if room is not None]
+            [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
         )
 
     def _verify(self, work: Work, logits: NDArray[np.float32]) -> list[Event]:

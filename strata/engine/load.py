@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Literal, cast
 
 from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.device.base import Device
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
 from strata.engine.placement import NumaSystem, place
+from strata.engine.speculative.make import SpeculationOptions, make_speculator
 from strata.engine.tier import keep_heat, load_heat, open_tier
 from strata.errors import ConfigError
 from strata.hardware.cpu import CpuChoice
@@ -59,6 +62,7 @@ def load_engine(
     wrap: Callable[[Backend], Backend] | None = None,
     device: DeviceRun | None = None,
     numa: NumaSystem | None = None,
+    speculation: SpeculationOptions | None = None,
 ) -> Engine:
     """Open a store and put an engine over it; weights are read from disk when first needed.
 
@@ -67,7 +71,7 @@ def load_engine(
     valid_tokens: ids of the tokenizer; None = all rows of the vocabulary. share_prefixes: see EngineOptions.
     wrap: puts something before the backend, such as a clock. device: computes before the backend, which then
     has the experts that are not worth bringing there; None: the backend computes all. numa: instead of this
-    machine's calls.
+    machine's calls. speculation: steps may verify drafts; None: a step is a token.
     Raises StoreError, HardwareError (no usable processor or device), CapacityError (no room for an expert).
     """
     store = Store.open(store_path)
@@ -96,7 +100,16 @@ def load_engine(
     engine = Engine(decoder, options)
     engine.placement = placement
     keep_heat(engine, heat, store)
+    if speculation is not None:
+        contents = contents_of_store(store.manifest)
+        engine.speculator = make_speculator(speculation, footprint(contents, engine.kv), plan, _clock(made))
     return engine
+
+
+def _clock(backend: Backend) -> Callable[[], float]:
+    """Of an engine's steps, in seconds: an emulated device's time is its own."""
+    device: Device | None = getattr(backend, "device", None)
+    return time.perf_counter if device is None else device.now
 
 
 def _pool_pages(plan: Plan) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 from strata.core import MOST_DRAFTED, FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.kv_pages import KvPages, PageCopy
+from strata.plan.options import MAX_RUNNING
 
 SCORED_ROWS = 64
 """Prompt tokens of a scored request per step: their logits over 151,936 tokens are 39 MB."""
@@ -130,7 +131,8 @@ class Scheduler:
 
     context: tokens of prompt and answer together, at most. chunk: prompt tokens per step over all
     requests; decoding requests take part in every step. A request is admitted when its worst case fits
-    the unpromised pages and, with it, at most `max_running` run.
+    the unpromised pages and, with it, at most `max_running` run. most_logits: rows of a step whose logits are
+    wanted: one of everybody who runs, and drafts.
 
     With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for
     those whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their
@@ -146,11 +148,13 @@ class Scheduler:
         max_running: int,
         placement: Placement | None = None,
         most_pages: int | None = None,
+        most_logits: int = MAX_RUNNING,
     ) -> None:
         self.pages = pages
         self.context = context
         self.chunk = chunk
         self.max_running = max_running
+        self.most_logits = most_logits
         self.placement = placement or OnePlace(pages)
         self.most_pages = pages.total if most_pages is None else most_pages
         self.waiting: deque[Request] = deque()
@@ -185,7 +189,7 @@ class Scheduler:
     def schedule(self, drafts: Mapping[str, Sequence[int]] | None = None) -> list[Work]:
         """The work of the next step, in order of admission; pages cover it. Empty when nothing waits.
 
-        drafts: proposed tokens of running requests by id, no more than `draft_room` allows. A draft takes
+        drafts: proposed tokens of running requests by id, no more than `draft_rooms` allows. A draft takes
         nobody's seat: where its pages are not to be had, the request goes on without it.
         """
         self.placement.begin_step()
@@ -206,14 +210,17 @@ class Scheduler:
         self.placement.unseat(request)
         self.pages.release(request, keep=request.finish_reason is not FinishReason.ERROR)
 
-    def draft_room(self, request: Request) -> int | None:
-        """Proposed tokens that the next step may verify for a request; None: it does not decode yet.
+    def draft_rooms(self) -> list[tuple[Request, int]]:
+        """Those who decode, and how many proposed tokens of each the next step may verify.
 
-        A step that keeps all of them samples one token more, which must not be beyond its last.
+        A step that keeps all of them samples one token more, which must not be beyond the request's last. All
+        together, with a row for everybody who runs, are no more than `most_logits`.
         """
-        if request.computed < len(request.prompt):
-            return None
-        return min(MOST_DRAFTED, self.worst_case(request) - len(request.tokens) - 1)
+        decoding = [request for request in self.running if request.computed >= len(request.prompt)]
+        share = max(0, self.most_logits - len(self.running)) // max(1, len(decoding))
+        most = min(MOST_DRAFTED, share)
+        rest = ((request, self.worst_case(request) - len(request.tokens) - 1) for request in decoding)
+        return [(request, max(0, min(most, room))) for request, room in rest]
 
     def _go_on(self, works: list[Work], drafts: Mapping[str, Sequence[int]]) -> tuple[int, bool]:
         """Work of those who run already. Prompt tokens that are left for others; whether everybody sits."""

@@ -20,6 +20,7 @@ from strata.interfaces.hardware import device_run, remembered_machine, with_devi
 from strata.interfaces.importing import Progress
 from strata.interfaces.messages import Message
 from strata.interfaces.planning import plan_run
+from strata.interfaces.speculation import speculation_options
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.plan.plan import Plan
@@ -141,6 +142,7 @@ def open_model(
         activations=config.backend.activations,
         valid_tokens=tokenizer.vocab_size,
         device=device_run(config, machine),
+        speculation=speculation_options(config, machine),
     )
     return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
 

@@ -11,7 +11,8 @@ RESERVE = 3 << 30
 """Device memory that stays free, as field report A needed it for 8 hours of serving."""
 
 MAX_RUNNING = 64
-"""Requests that take part in one step at most, however short each is."""
+"""Requests that take part in one step at most, however short each is; and rows of a step whose logits are
+wanted, drafts of speculative decoding included."""
 
 Tier = Literal["device", "host"]
 

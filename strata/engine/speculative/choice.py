@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 LEAST_GAIN = 1.01
 """Expected gain below which a step stays plain: times are not known better than that."""
+STAKE = 0.5
+"""Of what may still be lost, in one step. All of it at once would let one or two bad drafts end speculation
+for the rest of the window, however well it goes."""
 
 
 @dataclass(frozen=True)
 class Option:
     """One request of the step: tokens it could verify, and how likely each is accepted after the others.
 
-    allowance: plain steps that the step may lose for it.
+    left: plain steps that it may still lose.
     """
 
     most: int
     rate: float
-    allowance: float
+    left: float
 
 
 def choose(
@@ -26,6 +29,7 @@ def choose(
     expected: Callable[[int, int], float],
     worst: Callable[[int, int], float],
     plain: float,
+    limit: int | None = None,
 ) -> list[int]:
     """Draft lengths by request, 0 included.
 
@@ -33,10 +37,12 @@ def choose(
     most (what a draft model takes depends on the longest draft). plain: of a step without drafts. A draft's
     next token is worth the chance that it is reached and accepted; the most valuable ones come first, which
     for every number of rows is the best that can be done with it. A step that could lose more than the
-    poorest request may lose is out of the question.
+    poorest request may still lose is out of the question; what it is expected to lose if nothing is accepted
+    may only be a part of that (STAKE). limit: rows in all, at most.
     """
-    gains = sorted(_gains(options), reverse=True)
-    allowed = plain * (1 + min((option.allowance for option in options), default=0.0))
+    gains = sorted(_gains(options), reverse=True)[:limit]
+    left = min(option.left for option in options)
+    allowed, prudent = plain * (1 + left), plain * (1 + STAKE * left)
     lengths = [0] * len(options)
     best, best_rate = list(lengths), LEAST_GAIN * len(options) / plain
     tokens = float(len(options))
@@ -44,10 +50,11 @@ def choose(
         lengths[request] += 1
         tokens += gain
         longest = max(lengths)
-        if worst(rows, longest) > allowed:
+        seconds = expected(rows, longest)
+        if seconds > prudent:
             break
-        rate = tokens / expected(rows, longest)
-        if rate > best_rate:
+        rate = tokens / seconds
+        if rate > best_rate and worst(rows, longest) <= allowed:
             best, best_rate = list(lengths), rate
     return best
 

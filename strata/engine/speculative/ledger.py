@@ -24,8 +24,8 @@ class Ledger:
         self._losses: deque[tuple[int, float]] = deque()  # steps that were not plain
 
     @property
-    def allowance(self) -> float:
-        """Plain steps that the next step may lose."""
+    def left(self) -> float:
+        """Plain steps that may still be lost."""
         loss = worst = 0.0
         for step, each in reversed(self._losses):
             if step <= self._step - (WINDOW - 1):

@@ -22,7 +22,8 @@ PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
 FIRST_PROBE, LAST_PROBE = 16, 512
 """Steps until a proposer that costs something and was given up is tried again; doubled by each failure."""
-PROBE_LENGTH = 2
+DRAFT_AT_MOST = 0.5
+"""Of a plain step: a draft's token before one was measured. A draft model that takes longer is of no use."""
 
 
 @dataclass
@@ -131,14 +132,14 @@ class Speculator:
     def _free(self, asks: Sequence[Ask], states: Sequence[_State]) -> list[tuple[int, ...]]:
         """All proposals are made, some are verified, and of the others the first token is compared."""
         wanted = [
-            Ask(ask.request, min(ask.count, max(1, state.length.value)), ask.sampler)
+            Ask(ask.request, min(ask.count, max(1, self._most(state))), ask.sampler)
             for ask, state in zip(asks, states, strict=True)
         ]
         proposals = self.proposer.propose(wanted)
         for state, proposal in zip(states, proposals, strict=True):
             state.trust = proposal.trust
         most = [
-            min(len(proposal.tokens), state.length.value)
+            min(len(proposal.tokens), self._most(state))
             for proposal, state in zip(proposals, states, strict=True)
         ]
         lengths = self._affordable(asks, states, most)
@@ -151,7 +152,7 @@ class Speculator:
         for state in states:
             if state.untested >= state.probe_after:
                 state.length.retry()
-        most = [min(ask.count, state.length.value) for ask, state in zip(asks, states, strict=True)]
+        most = [min(ask.count, self._most(state)) for ask, state in zip(asks, states, strict=True)]
         lengths = self._affordable(asks, states, most)
         if self._times is not None and not any(lengths):
             lengths = self._probes(states, most)
@@ -167,6 +168,10 @@ class Speculator:
                 self._drafting.append((self._clock() - begin) / longest)
         return found
 
+    def _most(self, state: _State) -> int:
+        """Tokens that may be verified: with costs, those that pay of all; without, what the rule says."""
+        return state.length.value if self._times is None else self._lengths.most
+
     def _affordable(self, asks: Sequence[Ask], states: Sequence[_State], most: Sequence[int]) -> list[int]:
         """The lengths that promise most tokens per second; without costs, all that there may be."""
         if self._times is None:
@@ -175,24 +180,23 @@ class Speculator:
         if not any(most) or not table.known or self._since_plain >= PLAIN_EVERY:
             return [0] * len(asks)
         options = [
-            Option(count, state.acceptance.rate(state.trust), state.ledger.allowance)
+            Option(count, state.acceptance.rate(state.trust), state.ledger.left)
             for count, state in zip(most, states, strict=True)
         ]
-        return choose(options, self._expected, self._worst, table.plain)
+        lengths = choose(options, self._expected, self._worst, table.plain)
+        gap = table.gap(sum(lengths))
+        return lengths if gap is None else choose(options, self._expected, self._worst, table.plain, gap)
 
     def _probes(self, states: Sequence[_State], most: Sequence[int]) -> list[int]:
         """A short draft for the request that has been without for longest, where it can be afforded."""
         lengths, table = [0] * len(states), self._table
-        due = [
-            place for place, state in enumerate(states) if state.untested >= state.probe_after and most[place]
-        ]
+        waited = [state.untested >= state.probe_after or not self._drafting for state in states]
+        due = [place for place, long in enumerate(waited) if long and most[place]]
         if not due or table is None or not table.known:
             return lengths
         place = max(due, key=lambda place: states[place].untested)
-        length = min(PROBE_LENGTH, most[place])
-        allowed = table.plain * (1 + min(state.ledger.allowance for state in states))
-        if self._worst(length, length) <= allowed:
-            lengths[place] = length
+        allowed = table.plain * (1 + min(state.ledger.left for state in states))
+        lengths[place] = int(self._worst(1, 1) <= allowed)
         return lengths
 
     # -- what steps cost -----------------------------------------------------------------------------------
@@ -208,11 +212,11 @@ class Speculator:
         return self._table.worst(self._table.requests + rows) + longest * self._token_seconds()
 
     def _token_seconds(self) -> float:
-        """Of the proposer, for one token of all drafts; before it was measured, a plain step's."""
+        """Of the proposer, for one token of all drafts."""
         if self.proposer.free:
             return 0.0
         assert self._table is not None
-        return median(self._drafting) if self._drafting else self._table.plain
+        return median(self._drafting) if self._drafting else DRAFT_AT_MOST * self._table.plain
 
     def _account(self, works: Sequence[Work], kept: Sequence[int], end: float) -> None:
         """A step that only decoded: its time, and what it cost or gained each request."""

@@ -8,6 +8,10 @@ from functools import partial
 from statistics import median
 from typing import Protocol
 
+GAPS = (1, 2, 4, 8)
+"""Draft rows that are measured before longer drafts are: later, when little may be lost, what is not known
+must be thought the worst of."""
+
 
 class Estimate(Protocol):
     """What a step is thought to take (`plan.cost`). Only ratios are used."""
@@ -66,6 +70,13 @@ class StepTable:
         """Seconds of a step without drafts."""
         return self._medians[self.requests]
 
+    def gap(self, rows: int) -> int | None:
+        """A number of draft rows, one of GAPS and below `rows`, whose time is not known yet."""
+        return next((more for more in GAPS if more < rows and not self._knows(self.requests + more)), None)
+
+    def _knows(self, rows: int) -> bool:
+        return rows in self._medians or (self._before is not None and self._before._knows(rows))
+
     def add(self, rows: int, seconds: float) -> None:
         """A step was measured."""
         times = self._times.setdefault(rows, deque(maxlen=KEPT))
@@ -88,11 +99,17 @@ class StepTable:
             return self._medians[rows]
         low, high = self._beside(rows)
         if high is not None:
-            return max(self._medians[low], self._medians[high])
+            return max(
+                self._medians[low], min(self._medians[high], self._medians[low] + self._more(rows - low))
+            )
         if self._before is not None:
             ratio = self._before.worst(rows) / self._before.worst(low)
             return self._medians[low] * ratio
-        return self._medians[low] + -(-(rows - low) // self.requests) * self.plain
+        return self._medians[low] + self._more(rows - low)
+
+    def _more(self, rows: int) -> float:
+        """The most that `rows` rows more can take: what they would take in plain steps of their own."""
+        return -(-rows // self.requests) * self.plain
 
     def _shape(self, rows: int) -> float:
         if self._before is not None:

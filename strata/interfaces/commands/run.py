@@ -12,6 +12,7 @@ import click
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
+from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off
 
 if TYPE_CHECKING:
     from strata.interfaces.session import Session
@@ -39,6 +40,7 @@ _FLAGS: tuple[tuple[tuple[str, ...], str, str, str], ...] = (
     (("--stop",), "sampling.stop", "TEXT", "End the answer before this text (repeatable)."),
     (("--system",), "chat.system", "TEXT", "System prompt."),
     (("--chat-template",), "chat.template", "FILE", "Jinja file instead of the model's own template."),
+    *FLAGS,
 )
 
 
@@ -60,6 +62,7 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
 @click.option("--serve", is_flag=True, help="Answer over HTTP instead, as `strata serve` does.")
+@no_draft_option
 @timeline_option
 @record_trace_option
 @click.option("--show-config", is_flag=True, help="Print every option with its origin and exit.")
@@ -73,6 +76,7 @@ def command(
     ignore_eos: bool,
     as_json: bool,
     serve: bool,
+    no_draft: bool,
     timeline: Path | None,
     record_trace: Path | None,
     show_config: bool,
@@ -93,7 +97,7 @@ def command(
     """
     if model is not None and flags["model__path"] is not None:
         raise UsageError(f"two models: {model} and --model {flags['model__path']}", remedy="name one")
-    overrides = [Override.parse(item) for item in settings] + _overrides(flags)
+    overrides = [Override.parse(item) for item in settings] + _overrides(flags) + off(no_draft)
     overrides += [Override("model.path", model, "MODEL")] if model is not None else []
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))

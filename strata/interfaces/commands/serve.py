@@ -9,6 +9,7 @@ import click
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
+from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off
 
 _FLAGS = (
     (("-m", "--model"), "model.path", "PATH", "Store, GGUF file, Hugging Face directory, demo or smollm2."),
@@ -19,6 +20,7 @@ _FLAGS = (
     (("--api-key-file",), "server.api_key_file", "FILE", "API keys, one a line."),
     (("-a", "--alias"), "server.model_name", "NAME", "The model's name for clients."),
     (("-np", "--parallel"), "engine.requests", "N", "Requests that may fill the context at once [4]."),
+    *FLAGS,
 )
 PARALLEL = 4
 """Contexts that the KV cache holds, unless told otherwise: with one, a request keeps all others waiting."""
@@ -28,6 +30,7 @@ PARALLEL = 4
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
+@no_draft_option
 @timeline_option
 @record_trace_option
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
@@ -36,6 +39,7 @@ def command(
     model: str | None,
     config_file: str | None,
     settings: tuple[str, ...],
+    no_draft: bool,
     timeline: Path | None,
     record_trace: Path | None,
     log_json: bool,
@@ -55,7 +59,7 @@ def command(
     """
     if model is not None and flags["model__path"] is not None:
         raise UsageError(f"two models: {model} and --model {flags['model__path']}", remedy="name one")
-    overrides = [Override.parse(item) for item in settings]
+    overrides = [Override.parse(item) for item in settings] + off(no_draft)
     overrides += [
         Override(option, text, max(names, key=len))
         for names, option, _, _ in _FLAGS

@@ -1,0 +1,26 @@
+"""Flags of speculative decoding, llama.cpp's where it has them; `run` and `serve` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from strata.config import Override
+
+FLAGS = (
+    (("--draft", "--draft-max", "--draft-n"), "speculative.most", "N", "Tokens of a draft, at most [16]."),
+)
+
+
+def no_draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--no-draft`."""
+    return click.option("--no-draft", is_flag=True, help="A token per step, no speculative decoding.")(
+        function
+    )
+
+
+def off(given: bool) -> list[Override]:
+    """What the flag says."""
+    return [Override("speculative.use", "off", "--no-draft")] if given else []
