@@ -60,7 +60,7 @@ BAD = {
     "key at the top": ("temperature: 0\n", ":1:1: unknown section 'temperature'", "section 'sampling'"),
     "unknown section": ("ports: 8080\n", ":1:1: unknown section 'ports'", "known here: model"),
     "nearest section": ("sampler:\n  top_k: 1\n", "unknown section 'sampler'", "did you mean 'sampling'?"),
-    "later option": ("speculative:\n  draft: x\n", "unknown section 'speculative'", ""),
+    "later option": ("adapters:\n  path: x\n", "unknown section 'adapters'", ""),
     "duplicate key": ("kv:\n  dtype: int8\n  dtype: bf16\n", ":3:3: 'dtype' stands twice", "line 2"),
     "huge key": ('? "' + "a" * 200_000 + '"\n: 1\n', ":1:3: a key of 200000 characters in the top level", ""),
     "duplicate section": ("kv:\nchat:\nkv:\n", ":3:1: 'kv' stands twice in the top level", ""),
