@@ -13,6 +13,7 @@ from strata.errors import StrataError
 from strata.hardware.cpu import choose_cpus
 from strata.hardware.files import format_cpu_list, read_text
 from strata.hardware.numa import MemoryNode
+from strata.hardware.numa_health import Finding, findings
 from strata.hardware.profile import HardwareProfile, Rate
 from strata.hardware.profile_file import load_profile
 from strata.interfaces.hardware import this_machine
@@ -23,8 +24,8 @@ _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def examine(asked: str | None = None, *, again: bool = False) -> tuple[HardwareProfile, dict[str, Any]]:
     """The machine, or the profile that `asked` names, and the same as plain data.
 
-    Beside the profile: "threads" as a run would start them, "transparent_huge_pages", and "problem": what
-    keeps Strata from running, or "".
+    Beside the profile: "threads" as a run would start them, "transparent_huge_pages", "findings": what costs
+    speed here ("text") and what to do ("fix"), and "problem": what keeps Strata from running, or "".
     """
     if asked is not None:
         found = load_profile(asked)
@@ -36,6 +37,7 @@ def examine(asked: str | None = None, *, again: bool = False) -> tuple[HardwareP
         "isa": found.processor.isa,
         "threads": chosen.describe(),
         "transparent_huge_pages": _chosen(read_text(_TRANSPARENT) or ""),
+        "findings": [dataclasses.asdict(finding) for finding in findings(found)],
         "problem": _problem(),
     }
 
@@ -69,6 +71,7 @@ def describe(found: HardwareProfile, facts: dict[str, Any]) -> str:
     lines += [("device", text) for text in _device(found)]
     lines.append(("disk", f"read at {_speed(found.disk_read)}"))
     lines += [("note", text) for text in found.warnings]
+    lines += [("finding", Finding(**finding).describe()) for finding in facts.get("findings", ())]
     if facts["problem"]:
         lines.append(("problem", facts["problem"]))
     return "\n".join(f"{name:<12} {text}" for name, text in lines)
