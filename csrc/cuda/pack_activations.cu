@@ -9,16 +9,6 @@
 
 constexpr int kPackThreads = 256, kEight = 8;
 
-DEVICE float both(u32 pair) { return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u); }
-
-// Sums over the four threads of 32 columns and the eight of a unit; the unit's first thread writes them.
-DEVICE void write_totals(float4* totals, float own, bool valid) {
-    own += __shfl_xor_sync(FULL, own, 1);
-    own += __shfl_xor_sync(FULL, own, 2);
-    const float other = __shfl_xor_sync(FULL, own, 4);
-    if (valid && threadIdx.x % 8 == 0) *totals = make_float4(own, other, own + other, 0.0f);
-}
-
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     pack_activations(const float* x, u32* packed, float4* totals, int columns, int units) {
     const int eight = blockIdx.x * kPackThreads + threadIdx.x, column = eight * kEight;
@@ -38,6 +28,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
         for (int i = 0; i < 4; ++i) packed[unit * kUnitWords + packed_word(eight % 8 * kEight, i)] = words[i];
     }
     if (totals == nullptr) return;
-    write_totals(totals + unit, both(words[0]) + both(words[1]) + both(words[2]) + both(words[3]), valid);
+    const float4 sums =
+        unit_totals(pair_sum(words[0]) + pair_sum(words[1]) + pair_sum(words[2]) + pair_sum(words[3]));
+    if (valid && threadIdx.x % 8 == 0) totals[unit] = sums;
 }
 EXPORT_KERNEL(pack_activations)

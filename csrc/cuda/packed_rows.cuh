@@ -13,3 +13,14 @@ constexpr int kUnitWords = 32, kRowUnitBytes = 128;
 // Where in its unit the word lies that holds pair 0..3 (in the order above) of the 8 columns from `column`
 // on.
 DEVICE int packed_word(int column, int pair) { return (column / 32 * 4 + pair) * 4 + column % 32 / 8; }
+
+DEVICE float pair_sum(u32 pair) { return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u); }
+
+// A unit's totals in the first of the eight lanes that hold its columns, in order; `own`: the sum of a
+// lane's.
+DEVICE float4 unit_totals(float own) {
+    own += __shfl_xor_sync(FULL, own, 1);
+    own += __shfl_xor_sync(FULL, own, 2);
+    const float other = __shfl_xor_sync(FULL, own, 4);
+    return make_float4(own, other, own + other, 0.0f);
+}

@@ -71,6 +71,12 @@ def _packed(columns: int) -> int:
 
 
 def _expert_scratch(hidden: int, experts: ExpertSpec) -> int:
-    """Of each chosen expert: its product and its output, and three words in tables; or the shared expert."""
-    each = hidden + experts.width + 3
-    return max(experts.router.top_k * each + 1, _ffn_scratch(hidden, experts.shared_width))
+    """Of each chosen expert: its product and its output, and three words in tables; or the shared expert.
+
+    A prompt's row is packed, and so are the products.
+    """
+    each, prompt = hidden + experts.width + 3, hidden + _packed(experts.width) + 3
+    top_k = experts.router.top_k
+    return max(
+        top_k * each + 1, _packed(hidden) + top_k * prompt + 1, _ffn_scratch(hidden, experts.shared_width)
+    )

@@ -71,7 +71,7 @@ def gate_up(setup: Setup) -> Prepared:
     owners = np.repeat(np.arange(len(experts)), setup.pairs)
     expected = np.stack(
         [
-            _hidden(experts[owner], rounded(x)[token], setup.gating)
+            expected_hidden(experts[owner], rounded(x)[token], setup.gating)
             for owner, token in zip(owners, token_of_pair, strict=True)
         ]
     )
@@ -89,7 +89,7 @@ def gate_up(setup: Setup) -> Prepared:
     )
 
 
-def _hidden(expert: Expert, x: torch.Tensor, gating: Gating) -> np.ndarray:
+def expected_hidden(expert: Expert, x: torch.Tensor, gating: Gating) -> np.ndarray:
     parts = []
     for part in expert.slices:
         both = part.gate_up @ x
@@ -104,7 +104,9 @@ def down(setup: Setup) -> Prepared:
     hidden = rng.standard_normal((sum(setup.pairs), setup.width)).astype(np.float32)
     out = unwritten((sum(setup.pairs), setup.hidden))
     owners = np.repeat(np.arange(len(experts)), setup.pairs)
-    expected = np.stack([_down(experts[o], row) for o, row in zip(owners, rounded(hidden), strict=True)])
+    expected = np.stack(
+        [expected_down(experts[o], row) for o, row in zip(owners, rounded(hidden), strict=True)]
+    )
     shape = launch_shapes.expert_down(setup.fmt, layout.down.blocks, len(experts), max(setup.pairs))
     arrays = (table, setup.first_pair(), read_only(hidden), out)
     bias = layout.down_bias_offset if layout.biases else 0
@@ -125,7 +127,7 @@ def down(setup: Setup) -> Prepared:
     )
 
 
-def _down(expert: Expert, hidden: torch.Tensor) -> np.ndarray:
+def expected_down(expert: Expert, hidden: torch.Tensor) -> np.ndarray:
     total = torch.zeros(expert.slices[0].down.shape[0], dtype=torch.float64)
     width = expert.slices[0].down.shape[1]
     for i, part in enumerate(expert.slices):

@@ -12,6 +12,7 @@ from strata.backends.base import Backend
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.cuda.kernels import EmulatedLoader
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.options import HybridOptions
 from strata.config import load_config
@@ -45,7 +46,7 @@ def cuda_backend(cpu: CpuBackend, store: Store, prefill_from: int) -> HybridBack
         blocks=32,
         simulated=SPEEDS,
     )
-    kernels = CudaKernels(EmulatedLoader(), lambda nbytes, columns, tokens: tokens >= prefill_from)
+    kernels = CudaKernels(EmulatedLoader(), PrefillChoice(rows=prefill_from))
     return HybridBackend(EmulatedDevice(FIGURES, seed=3), kernels, cpu, spec, options)
 
 

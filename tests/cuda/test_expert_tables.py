@@ -66,9 +66,10 @@ def test_experts_without_kernels_are_refused() -> None:
         require_experts(group_of(np.zeros((1, 1), np.int32), [0], width=60))
 
 
-@pytest.mark.parametrize("file", ["linear", "linear_prefill", "expert_gate_up", "expert_down"])
-def test_every_format_of_the_store_has_kernels(file: str) -> None:
-    entries = re.findall(r"^\w+_FORMAT\((\w+), ", kernel_source(file).text, re.MULTILINE)
+@pytest.mark.parametrize("suffix", ["", "_prefill"])
+@pytest.mark.parametrize("file", ["linear", "expert_gate_up", "expert_down"])
+def test_every_format_of_the_store_has_kernels(file: str, suffix: str) -> None:
+    entries = re.findall(r"^\w+_FORMAT\((\w+), ", kernel_source(file + suffix).text, re.MULTILINE)
     assert sorted(entries) == sorted(FORMATS)
 
 

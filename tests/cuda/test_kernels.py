@@ -5,6 +5,7 @@ from __future__ import annotations
 import cases_attention
 import cases_elements
 import cases_embedding
+import cases_expert_prefill
 import cases_experts
 import cases_head_topk
 import cases_heads
@@ -26,6 +27,7 @@ ALL = [
     *cases_linear.CASES,
     *cases_linear_prefill.CASES,
     *cases_experts.CASES,
+    *cases_expert_prefill.CASES,
     *cases_elements.CASES,
     *cases_embedding.CASES,
     *cases_attention.CASES,

@@ -22,7 +22,9 @@ SOURCE = KernelSource(
 )
 
 
-MANY_ENTRIES = ("linear", "linear_prefill", "expert_gate_up", "expert_down")
+MANY_ENTRIES = tuple(
+    f"{name}{suffix}" for name in ("linear", "expert_gate_up", "expert_down") for suffix in ("", "_prefill")
+)
 
 
 class CountingCompiler:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.cuda import launch_shapes
+from strata.backends.cuda.expert_prefill import prefill_launches
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.kernel_set import ExpertGroup, SumInto
 from strata.device.base import Buffer, Launch
@@ -20,7 +22,8 @@ from strata.store.formats import UNIT_COLS
 
 @dataclass(frozen=True)
 class Tables:
-    """What the kernels look up, as 4-byte words one after the other, and how many of each there are.
+    """What the kernels look up, as 4-byte words one after the other, how many of each there are, and how many
+    pairs each expert has.
 
     addresses: two words per expert. A pair is one (row, choice); pairs are numbered expert by expert,
     ascending, so that a row's pairs are in the order of their experts when they are in that of their numbers.
@@ -28,8 +31,17 @@ class Tables:
 
     words: NDArray[np.uint32]
     sizes: tuple[int, ...]
-    pairs: int
-    most: int
+    counts: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Of all experts."""
+        return sum(self.counts)
+
+    @property
+    def most(self) -> int:
+        """Of one expert."""
+        return max(self.counts, default=0)
 
     @classmethod
     def of(cls, group: ExpertGroup) -> Tables:
@@ -49,7 +61,7 @@ class Tables:
             first_of_token.astype(np.int32),
         ]
         words = np.concatenate([part.view(np.uint32) for part in parts])
-        return cls(words, tuple(len(part) for part in parts), len(pairs), max(counts, default=0))
+        return cls(words, tuple(len(part) for part in parts), tuple(counts))
 
     def slices(self, buffer: Buffer) -> list[Buffer]:
         """Each table's range; an empty one is given the word behind it."""
@@ -59,9 +71,14 @@ class Tables:
 
 
 def expert_launches(
-    launcher: Launcher, x: Matrix, group: ExpertGroup, into: SumInto, scratch: Arena
+    launcher: Launcher,
+    x: Matrix,
+    group: ExpertGroup,
+    into: SumInto,
+    scratch: Arena,
+    choice: PrefillChoice,
 ) -> Iterator[Launch]:
-    """See `KernelSet.experts`."""
+    """See `KernelSet.experts`. choice: whether the experts of this group are a prompt's."""
     _require(group)
     tables = Tables.of(group)
     near = scratch.take(tables.words.nbytes, "tables of experts")
@@ -69,7 +86,11 @@ def expert_launches(
     addresses, first_pair, token_of_pair, order, weights, first_of_token = tables.slices(near)
     layout, count = group.layout, max(tables.pairs, 1)
     parts = scratch.take(count * layout.hidden * 4, "outputs of experts")
-    if tables.pairs:
+    both = layout.slice_bytes * layout.slices
+    if tables.pairs and choice.experts(both, layout.hidden, x.rows, tables.counts):
+        lists = (addresses, first_pair, token_of_pair)
+        yield from prefill_launches(launcher, x, group, tables, lists, parts, scratch)
+    elif tables.pairs:
         hidden = scratch.take(count * layout.slices * layout.slice_width * 4, "hidden of experts")
         yield _gate_up(launcher, x, group, tables, (addresses, first_pair, token_of_pair), hidden)
         yield _down(launcher, group, tables, (addresses, first_pair), hidden, parts)

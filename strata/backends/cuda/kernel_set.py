@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.backends.cuda import launch_shapes, prefill_shapes
+from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.attention import CudaAttention
 from strata.backends.cuda.experts import expert_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
-from strata.backends.cuda.linear import PrefillPays, linear_launches, require_heads
+from strata.backends.cuda.linear import linear_launches, require_heads
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
 from strata.backends.hybrid.attention_steps import attention_in_steps
 from strata.backends.hybrid.kernel_set import (
@@ -27,12 +28,12 @@ from strata.plan.spec import AttentionSpec, RouterSpec
 
 
 class CudaKernels:
-    """See `KernelSet`. loader: gives compiled kernels. prefill_pays: when kernels for prompts serve."""
+    """See `KernelSet`. loader: gives compiled kernels. prefill: when kernels for prompts serve."""
 
-    def __init__(self, loader: KernelLoader, prefill_pays: PrefillPays = prefill_shapes.prefill_pays) -> None:
+    def __init__(self, loader: KernelLoader, prefill: PrefillChoice | None = None) -> None:
         self._launcher = Launcher(loader)
         self._attention = CudaAttention(self._launcher)
-        self._prefill_pays = prefill_pays
+        self._prefill = prefill or PrefillChoice()
 
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """One launch."""
@@ -58,7 +59,7 @@ class CudaKernels:
         self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
     ) -> Launches:
         """One launch, or two for a prompt."""
-        return linear_launches(self._launcher, x, weight, bias, out, 0, scratch, self._prefill_pays)
+        return linear_launches(self._launcher, x, weight, bias, out, 0, scratch, self._prefill)
 
     def head_linear(
         self, x: Matrix, weight: PackedOnDevice, heads: int, out: Matrix, scratch: Arena
@@ -89,7 +90,7 @@ class CudaKernels:
         heads: int = 0,
         add: float | None = None,
     ) -> Iterator[Launch]:
-        return linear_launches(self._launcher, x, weight, bias, out, heads, scratch, self._prefill_pays, add)
+        return linear_launches(self._launcher, x, weight, bias, out, heads, scratch, self._prefill, add)
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
         """One launch."""
@@ -232,8 +233,8 @@ class CudaKernels:
     def experts(
         self, x: Matrix, routes: DeviceRoutes, group: ExpertGroup, into: SumInto, scratch: Arena
     ) -> Launches:
-        """Four launches: tables to the device, gate_up, down, the weighted sum."""
-        return expert_launches(self._launcher, x, group, into, scratch)
+        """Four launches: tables to the device, gate_up, down, the weighted sum; a prompt is packed first."""
+        return expert_launches(self._launcher, x, group, into, scratch, self._prefill)
 
 
 def _buffers(*matrices: Matrix | None) -> Iterator[Buffer]:

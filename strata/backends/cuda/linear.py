@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import gcd
 
 from strata.backends.cuda import launch_shapes, prefill_shapes
 from strata.backends.cuda.kernels import NULL
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import Matrix, PackedOnDevice
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.store.formats import ROW_BLOCK, UNIT_COLS
-
-PrefillPays = Callable[[int, int, int], bool]
-"""Whether the tensor-core kernel is quicker, see `prefill_shapes.prefill_pays`."""
 
 
 def linear_launches(
@@ -25,14 +23,14 @@ def linear_launches(
     out: Matrix,
     heads: int,
     scratch: Arena,
-    pays: PrefillPays,
+    choice: PrefillChoice,
     add: float | None = None,
 ) -> Iterator[Launch]:
     """One launch, or two for a prompt. heads: one small matrix per head, 0 for one matrix. add: what the
     product is scaled by before it joins `out`; None: it becomes `out`."""
     packed = weight.shape
     require_multiple("linear", "columns", packed.cols, 8)
-    if pays(packed.nbytes, packed.cols * max(heads, 1), x.rows):
+    if choice.linear(packed.nbytes, packed.cols * max(heads, 1), x.rows):
         yield from _prefill(launcher, x, weight, bias, out, heads, scratch, add)
         return
     head_rows = packed.rows // heads if heads else 0

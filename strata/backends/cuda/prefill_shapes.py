@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from strata.backends.cuda.launch_shapes import TILE_TOKENS, WARP, LaunchShape
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.backends.cuda.launch_shapes import WARP, LaunchShape
 from strata.store.formats import FORMATS
 
-PREFILL_WARPS, PREFILL_STAGES = 8, 3
-"""csrc/cuda/prefill.cuh: most warps of a block, stages of activations in shared memory."""
-
-
-def prefill_pays(nbytes: int, columns: int, tokens: int) -> bool:
-    """Whether linear_prefill is quicker than linear, by bytes: nbytes of the matrix, columns of x.
-
-    linear reads the matrix once per 16 tokens, linear_prefill once per tile (at most 128), but x must be
-    packed first: 6 bytes per number and a launch, which is worth LAUNCH_BYTES.
-    """
-    saved = (-(-tokens // (2 * TILE_TOKENS)) - -(-tokens // 128)) * nbytes
-    return saved > LAUNCH_BYTES + 6 * tokens * columns
+PREFILL_WARPS, PREFILL_STAGES, EXPERT_PAIRS = 8, 3, 64
+"""csrc/cuda/prefill.cuh: most warps of a block, stages of activations in shared memory; pairs of a block."""
 
 
 LAUNCH_BYTES = int(2e-6 * 0.9 * 936e9)
 """What a 3090 reads while a kernel starts, both by assumption: 2 us, 90 % of 936 GB/s."""
+
+
+@dataclass(frozen=True)
+class PrefillChoice:
+    """Whether kernels for prompts are quicker, by bytes; or from `rows` rows on (in tests).
+
+    The others read weights once per 16 tokens, these once per tile of 64 (experts) or 128, but x must be
+    packed first: 6 bytes per number and a launch, which is worth LAUNCH_BYTES.
+    """
+
+    rows: int | None = None
+
+    def linear(self, nbytes: int, columns: int, rows: int) -> bool:
+        """nbytes: of the matrix; columns: of x."""
+        return self._pays((_tiles(rows, 16) - _tiles(rows, 128)) * nbytes, columns, rows)
+
+    def experts(self, nbytes: int, columns: int, rows: int, counts: Sequence[int]) -> bool:
+        """nbytes: of an expert's matrices; counts: rows of each expert."""
+        saved = sum(_tiles(count, 16) - _tiles(count, EXPERT_PAIRS) for count in counts)
+        return self._pays(saved * nbytes, columns, rows)
+
+    def _pays(self, saved: int, columns: int, rows: int) -> bool:
+        if self.rows is not None:
+            return rows >= self.rows
+        return saved > LAUNCH_BYTES + 6 * rows * columns
+
+
+def _tiles(rows: int, at_once: int) -> int:
+    return -(-rows // at_once)
 
 
 def prefill_tokens(fmt: str) -> int:
@@ -54,3 +76,19 @@ def linear_prefill(fmt: str, rows: int, tokens: int, warps: int | None = None) -
 def pack_activations(rows: int, units: int) -> LaunchShape:
     """One thread per eight columns."""
     return LaunchShape("pack_activations", "pack_activations", (-(-units * 8 // 256), rows, 1), 256, 0)
+
+
+def expert_gate_up_prefill(fmt: str, slices: int, units: int, experts: int, most: int) -> LaunchShape:
+    """units: of hidden, of one slice; most: pairs of one expert."""
+    return _expert_shape("expert_gate_up_prefill", fmt, slices * units, experts, most)
+
+
+def expert_down_prefill(fmt: str, blocks: int, experts: int, most: int) -> LaunchShape:
+    """blocks: row blocks of down; most: pairs of one expert."""
+    return _expert_shape("expert_down_prefill", fmt, -(-blocks // PREFILL_WARPS), experts, most)
+
+
+def _expert_shape(file: str, fmt: str, parts: int, experts: int, most: int) -> LaunchShape:
+    grid = (_tiles(most, EXPERT_PAIRS), experts, parts)
+    shared = prefill_stage_bytes(fmt, EXPERT_PAIRS)
+    return LaunchShape(file, f"{file}_{fmt}", grid, PREFILL_WARPS * WARP, shared)

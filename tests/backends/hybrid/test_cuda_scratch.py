@@ -11,6 +11,7 @@ from tiny_model import TinyStore, gpt_oss_spec, moe_spec
 
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.device.counting import CountingDevice
 from strata.engine.dry_launch import MadeUpRoutes, NoLoader
 from strata.plan.spec import AttentionSpec, ExpertSpec, ModelSpec, RopeSpec, RouterSpec
@@ -36,11 +37,6 @@ def cpu() -> CpuBackend:
     return CpuBackend(threads=1, activations="f32")
 
 
-def _prefill_pays(nbytes: int, columns: int, tokens: int) -> bool:
-    """For these small matrices, too: packed activations are scratch."""
-    return tokens > 16
-
-
 def peak(cpu: CpuBackend, spec: ModelSpec, rows: int, before: int) -> tuple[int, int]:
     """Bytes of the workspace that two passes of `rows` tokens take, and that there are."""
     device: Any = CountingDevice(replace(FIGURES, memory_bytes=1 << 40), MadeUpRoutes(spec))
@@ -50,7 +46,7 @@ def peak(cpu: CpuBackend, spec: ModelSpec, rows: int, before: int) -> tuple[int,
         TinyStore(spec),
         spec,
         device=device,
-        kernels=CudaKernels(NoLoader(), _prefill_pays),
+        kernels=CudaKernels(NoLoader(), PrefillChoice(rows=17)),
         kv_dtype="int8",
         pages=pages,
         page_tokens=32,
