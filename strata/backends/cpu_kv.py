@@ -52,6 +52,11 @@ class CpuKvCache:
         offsets = np.arange(pages, dtype=np.int64) * spec.page_bytes
         return cls(extension, spec, arena.memory, offsets, arena.describe())
 
+    @property
+    def host_memory(self) -> Bytes:
+        """All of it, u8."""
+        return self._memory
+
     def page(self, index: int) -> Bytes:
         """The bytes of one page."""
         start = self._offsets[index]

@@ -114,6 +114,12 @@ class Engine:
         return place
 
     @property
+    def kv_memory(self) -> NDArray[np.uint8] | None:
+        """The host memory of the KV cache, u8; None where it is on a device or not ours to know."""
+        memory: NDArray[np.uint8] | None = getattr(self.executor.cache, "host_memory", None)
+        return memory
+
+    @property
     def busy(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._requests)

@@ -99,6 +99,9 @@ def load_engine(
     decoder = Decoder(spec, store, wrap(made) if wrap else made, tier, placement.experts)
     engine = Engine(decoder, options)
     engine.placement = placement
+    # A device's pages are at its node, those that all threads read are spread.
+    placement.know("KV pages", engine.kv_memory, plan.nodes[:1] if device is not None else plan.nodes)
+    placement.watch(engine.observers)
     keep_heat(engine, heat, store)
     if speculation is not None:
         contents = contents_of_store(store.manifest)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from strata.hardware.cpu import topology
 from strata.hardware.files import format_cpu_list
@@ -18,6 +21,12 @@ from strata.memory.node_experts import NodeExperts
 from strata.plan.plan import Plan
 from strata.store.reader import Store
 
+if TYPE_CHECKING:
+    from strata.engine.engine import StepDone
+
+_FIRST_LOOKS = (1, 16)
+_LOOK_EVERY = 1024
+"""Steps between two looks: at 256 pages per range one takes about 0.2 ms (two ranges, 2 cores, KVM)."""
 _OWN_CHOICE = (Policy.DEFAULT, Policy.LOCAL, Policy.BIND)
 
 
@@ -47,35 +56,67 @@ class NumaSystem:
         return {node.index: node.free for node in memory_nodes(topology())}
 
 
-@dataclass(frozen=True)
 class Placement:
-    """What a run has placed, for who checks it. nodes: () = nothing is bound.
+    """What a run has placed, and what was found when it was looked at.
 
-    problem: why memory lies where the kernel puts it although it was to be bound; experts: with slices on
-    every node, if any.
+    nodes: () = nothing is bound. problem: why memory lies where the kernel puts it although it was to be
+    bound. experts: with slices on every node, if any. checks: the latest, one per range; moved: pages brought
+    home so far. A run with nothing to check costs nothing: nobody watches it.
     """
 
-    nodes: tuple[int, ...]
-    system: NumaSystem
-    experts: NodeExperts | None = None
-    problem: str = ""
+    def __init__(
+        self,
+        nodes: tuple[int, ...],
+        system: NumaSystem,
+        experts: NodeExperts | None = None,
+        problem: str = "",
+    ) -> None:
+        self.nodes = nodes
+        self.system = system
+        self.experts = experts
+        self.problem = problem
+        self.checks: tuple[PageCheck, ...] = ()
+        self.moved = 0
+        self._others: list[PlacedRange] = []
+        self._steps = 0
+
+    def know(self, name: str, memory: NDArray[np.uint8] | None, nodes: tuple[int, ...]) -> None:
+        """Memory that was bound elsewhere, u8, and should lie on `nodes`; None: there is none."""
+        if memory is not None and memory.nbytes and nodes and not self.problem:
+            self._others.append(PlacedRange(name, memory.ctypes.data, memory.nbytes, nodes))
 
     def ranges(self) -> list[PlacedRange]:
         """Memory that should lie on certain nodes."""
-        return self.experts.ranges() if self.experts is not None else []
+        return [*(self.experts.ranges() if self.experts is not None else ()), *self._others]
 
     def check(self, *, move: bool = False) -> list[PageCheck]:
         """Ask the kernel where sampled pages lie; move: bring misplaced ones home."""
-        return [check_pages(found, self.system.calls, move=move) for found in self.ranges()]
+        found = [check_pages(entry, self.system.calls, move=move) for entry in self.ranges()]
+        self.checks = tuple(found)
+        self.moved += sum(check.moved for check in found)
+        return found
 
-    def describe(self, *, move: bool = False) -> str:
-        """For the start line: where threads and pages are, checked; "" where nothing is bound."""
+    def watch(self, observers: list[Callable[[StepDone], None]]) -> None:
+        """Look after the first step, when pages have been touched, and now and then afterwards."""
+        if self.ranges():
+            observers.append(self._after_step)
+
+    def _after_step(self, _: StepDone) -> None:
+        self._steps += 1
+        if self._steps not in _FIRST_LOOKS and self._steps % _LOOK_EVERY:
+            return
+        for check in self.check(move=True):
+            if check.wrong:
+                warnings.warn(f"memory nodes: {check.describe()}", RuntimeWarning, stacklevel=2)
+
+    def describe(self) -> str:
+        """A line for the start: which nodes, and what was found there; "" where nothing is bound."""
         if not self.nodes:
             return self.problem
-        text = f"memory nodes {', '.join(map(str, self.nodes))}"
+        text = f"memory node{'s' * (len(self.nodes) > 1)} {', '.join(map(str, self.nodes))}"
         if self.experts is not None:
-            text += f", {self.experts.placed} experts placed"
-        return "; ".join(filter(None, (text, self.problem, *(c.describe() for c in self.check(move=move)))))
+            text += f", {self.experts.placed} experts there so far"
+        return "; ".join(filter(None, (text, self.problem, *(c.describe() for c in self.checks))))
 
 
 def settle(plan: Plan, system: NumaSystem) -> str:

@@ -89,6 +89,12 @@ class LoadedModel:
         return self.engine.kv_place
 
     @property
+    def numa_place(self) -> str:
+        """What is bound to which memory nodes, with the figures of the latest look; "" where nothing is."""
+        placement = self.engine.placement
+        return placement.describe() if placement is not None else ""
+
+    @property
     def note(self) -> str:
         """What a user who chats should be told, or ""."""
         return self.format.note

@@ -7,13 +7,14 @@ from strata.interfaces.terminal import note, watched
 from strata.plan.plan import Plan
 
 
-def announce(plan: Plan, machine: HardwareProfile, kv_place: str) -> None:
+def announce(plan: Plan, machine: HardwareProfile, kv_place: str, numa_place: str = "") -> None:
     """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace.
 
-    kv_place: what memory the KV cache became.
+    kv_place: what memory the KV cache became. numa_place: what is bound to which memory nodes, "" = nothing.
     """
     if not watched():
         return
     from strata.interfaces.plan_report import summary  # rich takes 60 ms
 
-    note(f"{summary(plan, machine)}\nkv       {kv_place}")
+    numa = f"\nnuma     {numa_place}" if numa_place else ""
+    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}")

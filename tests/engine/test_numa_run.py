@@ -20,6 +20,7 @@ from strata.hardware.numa_calls import Policy
 from strata.hardware.profile import HardwareProfile, Processor, Rate
 from strata.hardware.profile_file import load_profile
 from strata.interfaces.bundled import model_path
+from strata.interfaces.server.metrics import node_figures
 from strata.memory.host_arena import System
 from strata.plan.options import PlanOptions
 
@@ -107,16 +108,42 @@ def test_pages_are_looked_at_and_brought_home() -> None:
     system = TwoNodes()
     placement = load(system).placement
     assert placement is not None
-    first, second = placement.ranges()
+    first, second, kv = placement.ranges()
+    assert (first.nodes, second.nodes, kv.nodes) == ((0,), (1,), (0, 1))
     for found, node in ((first, 0), (second, 0)):  # all on node 0: the second half is misplaced
         start = found.address // mmap.PAGESIZE * mmap.PAGESIZE
         for address in range(start, found.address + found.nbytes, mmap.PAGESIZE):
             system.calls.where[address] = node
     told = placement.check()
-    assert [check.wrong > 0 for check in told] == [False, True]
+    assert [check.wrong > 0 for check in told] == [False, True, False]
     assert "sampled pages on node 1" in placement.describe() and "on node 0" in placement.describe()
     moved = placement.check(move=True)
     assert moved[1].moved > moved[1].sampled - 1 and placement.check()[1].wrong == 0
+
+
+def test_a_run_looks_after_its_first_step_and_tells_what_it_moved() -> None:
+    system = TwoNodes()
+    engine = load(system)
+    assert engine.placement is not None
+    found = engine.placement.ranges()[1]
+    page = found.address // mmap.PAGESIZE * mmap.PAGESIZE
+    system.calls.where = dict.fromkeys(range(page, found.address + found.nbytes, mmap.PAGESIZE), 0)
+    assert engine.placement.describe() == "memory nodes 0, 1, 0 experts there so far"
+    with pytest.warns(RuntimeWarning, match=r"memory nodes: experts of node 1: 0 of \d+ .* pages moved"):
+        answer(engine)
+    assert engine.placement.moved == len(system.calls.where) and set(system.calls.where.values()) == {1}
+    figures = {
+        (sample.name, sample.labels.get("range", "")): sample.value
+        for family in node_figures(engine)
+        for sample in family.samples
+    }
+    assert figures["strata_numa_pages_misplaced", "experts of node 1"] > 0
+    assert figures["strata_numa_pages_sampled", "experts of node 0"] == 0
+    assert figures["strata_numa_pages_moved_total", ""] == engine.placement.moved
+
+
+def test_one_node_has_no_figures() -> None:
+    assert list(node_figures(load(TwoNodes(), machine(1)))) == []
 
 
 def test_with_a_card_the_calling_thread_and_its_pages_are_on_the_cards_node() -> None:

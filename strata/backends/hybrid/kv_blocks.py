@@ -32,6 +32,7 @@ class DeviceKv:
         self.place = "device memory"
         self._memory = memory
         self._pool: Buffer | None = None
+        self.host_memory: NDArray[np.uint8] | None = None
         self._addresses = np.zeros(0, np.uint64)
 
     def mover(self, host_pages: int) -> PageMover:
@@ -39,6 +40,7 @@ class DeviceKv:
         memory, nbytes = self._memory, self.spec.page_bytes
         arena = host_arena(host_pages * nbytes)
         self._pool = memory.device.host_register(arena.memory, "KV pool")
+        self.host_memory = arena.memory
         self.place = f"device memory; pool: {arena.describe()}"
         return KvMover(memory.device, memory.queue, memory.region.page, self._pool, nbytes, memory.compute)
 

@@ -38,6 +38,7 @@ class StreamedKv:
         arena = host_arena(pages * spec.page_bytes)
         self.place = f"{arena.describe()}, two layers at a time on the device"
         self._pool = self._device.host_register(arena.memory, "KV pages")
+        self.host_memory = arena.memory
         self._staging = staging
         self._blocks = blocks
         self._free: list[Event] = [self._device.event() for _ in range(BUFFERS)]

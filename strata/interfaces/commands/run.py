@@ -161,7 +161,7 @@ def _run(
     machine = with_device(remembered_machine(), config)
     model = open_model(config, machine)
     if not as_json:
-        announce(model.plan, machine, model.kv_place)
+        announce(model.plan, machine, model.kv_place, model.numa_place)
     session = Session(model, config, raw=raw)
     with recording(model.engine, model.plan, Files(timeline, trace)):
         return _talk(session, config, prompt, as_json)

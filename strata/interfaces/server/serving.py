@@ -222,6 +222,8 @@ class _Process:
         fields = {"context": options.context, "kv_pages": options.pages, "page_tokens": options.page_tokens}
         self._log.event("ready", model=self._service.name, **fields)
         self._heartbeat.ready()
+        if model.numa_place:
+            self._log.event(model.numa_place)
         if model.note:
             self._log.event(f"note: {model.note}")
 
