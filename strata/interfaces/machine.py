@@ -16,6 +16,7 @@ from strata.hardware.numa import MemoryNode
 from strata.hardware.numa_health import Finding, findings
 from strata.hardware.profile import HardwareProfile, Rate
 from strata.hardware.profile_file import load_profile
+from strata.interfaces.gpu_report import describe_gpu, examine_gpu
 from strata.interfaces.hardware import this_machine
 
 _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -24,8 +25,9 @@ _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def examine(asked: str | None = None, *, again: bool = False) -> tuple[HardwareProfile, dict[str, Any]]:
     """The machine, or the profile that `asked` names, and the same as plain data.
 
-    Beside the profile: "threads" as a run would start them, "transparent_huge_pages", "findings": what costs
-    speed here ("text") and what to do ("fix"), and "problem": what keeps Strata from running, or "".
+    Beside the profile: "threads" as a run would start them, "transparent_huge_pages", "gpu" (see
+    `examine_gpu`), "findings": what costs speed here ("text") and what to do ("fix"), and "problem": what
+    keeps Strata from running, or "".
     """
     if asked is not None:
         found = load_profile(asked)
@@ -38,6 +40,7 @@ def examine(asked: str | None = None, *, again: bool = False) -> tuple[HardwareP
         "threads": chosen.describe(),
         "transparent_huge_pages": _chosen(read_text(_TRANSPARENT) or ""),
         "findings": [dataclasses.asdict(finding) for finding in findings(found)],
+        "gpu": examine_gpu(measure=again),
         "problem": _problem(),
     }
 
@@ -69,6 +72,7 @@ def describe(found: HardwareProfile, facts: dict[str, Any]) -> str:
     if "transparent_huge_pages" in facts:
         lines.append(("", f"transparent huge pages: {facts['transparent_huge_pages']}"))
     lines += [("device", text) for text in _device(found)]
+    lines += [("gpu" if number == 0 else "", text) for number, text in enumerate(_gpu(facts))]
     lines.append(("disk", f"read at {_speed(found.disk_read)}"))
     lines += [("note", text) for text in found.warnings]
     lines += [("finding", Finding(**finding).describe()) for finding in facts.get("findings", ())]
@@ -98,6 +102,11 @@ def _device(found: HardwareProfile) -> Iterator[str]:
     yield f"{device.name}, {format_size(device.memory)}, at node {device.node}, {link}"
     yield f"reads at {_speed(device.read)}, {_macs(device.macs)}"
     yield f"copies in at {_speed(device.to_device)}, out at {_speed(device.to_host)}"
+
+
+def _gpu(facts: dict[str, Any]) -> Iterator[str]:
+    if "gpu" in facts:
+        yield from describe_gpu(facts["gpu"])
 
 
 def _quota(found: HardwareProfile) -> str:

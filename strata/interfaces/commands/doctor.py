@@ -15,7 +15,9 @@ def command(measure: bool, hardware: str | None, as_json: bool) -> None:
     """Show what Strata finds on this machine.
 
     Processor, NUMA nodes, memory and its limits, huge pages, graphics card and its link, speeds. The first
-    time, speeds are measured, which takes two seconds. Exits with 1 when something needed is missing.
+    time, speeds are measured, which takes two seconds. Of a graphics card it says what is missing for it and
+    the command that brings that; --measure copies over its link. Exits with 1 when something is missing that
+    every run needs.
 
     \b
     Examples:
