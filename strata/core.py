@@ -117,7 +117,8 @@ class Request:
     logit_bias: added to the logits of these ids before anything else. logprobs: how many alternatives are
     reported with each token's log-probability; None: no log-probabilities. scored: also those of the prompt's
     tokens but the first, which `scores` then holds when the first event comes; nothing is shared then.
-    constraint: of this request alone; it knows where answers end, so that ignore_eos has no say beside it.
+    priority: lower ones are admitted first, within limits. constraint: of this request alone; it knows where
+    answers end, so that ignore_eos has no say beside it.
     """
 
     request_id: str
@@ -128,6 +129,7 @@ class Request:
     logprobs: int | None = None
     scored: bool = False
     constraint: Constraint | None = None
+    priority: int = 0
     scores: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     computed: int = 0

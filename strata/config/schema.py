@@ -65,10 +65,14 @@ class KvConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """prefill_chunk: tokens of one prefill step. requests: how many may fill the context at once."""
+    """prefill_chunk: tokens of one prefill step. requests: how many may fill the context at once.
+
+    max_running: how many take part in one step, however short they are; None: 16, or `requests` if more.
+    """
 
     prefill_chunk: int = 512
     requests: int = 1
+    max_running: int | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,11 @@ KINDS: dict[str, dict[str, Kind]] = {
         "size": Size(low=1 << 20),
         "tier": Choice(("auto", "device", "host")),
     },
-    "engine": {"prefill_chunk": Integer(1, 1 << 16), "requests": Integer(1, 1024)},
+    "engine": {
+        "prefill_chunk": Integer(1, 1 << 16),
+        "requests": Integer(1, 1024),
+        "max_running": Integer(1, 1024, word="auto"),
+    },
     "speculative": {
         "use": Choice(("auto", "off", "ngram")),
         "start": Integer(0, MOST_DRAFTED),

@@ -15,6 +15,7 @@ from strata.core import FinishReason, Request, TokenLogprob
 from strata.engine.executor import Executor
 from strata.engine.metrics import Metrics, step_bytes
 from strata.engine.placement import Placement
+from strata.engine.prefill_share import PrefillShare
 from strata.engine.sampler import Sampler, token_logprob
 from strata.engine.scheduler import Scheduler, Work
 from strata.engine.speculative.proposer import Ask
@@ -32,6 +33,7 @@ class EngineOptions:
 
     pages: KV pages of page_tokens tokens each, for all requests together. valid_tokens: ids below it are
     the tokenizer's; the vocabulary's rows from there on are padding. max_running: requests per step.
+    decode_seconds, token_seconds: predictions for `PrefillShare`.
     share_prefixes: what an earlier request computed is not computed again where a prompt begins the same.
     host_pages: of a pool that a device's pages can move to; reserve_pages: of `pages`, kept free while that
     helps (`memory.kv_tiers`). Only for a backend that has a device.
@@ -44,6 +46,8 @@ class EngineOptions:
     kv_dtype: KvDtype = "int8"
     chunk: int = 512
     max_running: int = MAX_RUNNING
+    decode_seconds: float | None = None
+    token_seconds: float | None = None
     share_prefixes: bool = True
     host_pages: int = 0
     reserve_pages: int = 0
@@ -97,8 +101,15 @@ class Engine:
         total = most + max(0, options.host_pages - SPARE)
         self.pages = KvPages(total, options.page_tokens, options.share_prefixes)
         self.tiers = self._make_tiers(cache) if options.host_pages else None
+        self.share = PrefillShare(options.chunk, options.decode_seconds, options.token_seconds)
         self.scheduler = Scheduler(
-            self.pages, options.context, options.chunk, options.max_running, self.tiers, most
+            self.pages,
+            options.context,
+            options.chunk,
+            options.max_running,
+            self.tiers,
+            most,
+            self.share.tokens,
         )
         self.metrics = Metrics()
         self.speculator = speculator
@@ -315,6 +326,7 @@ class Engine:
             self.speculator.forget(request.request_id)
 
     def _measure(self, step: StepDone) -> None:
+        self.share.measured(step.works, step.end - step.begin)
         read = step_bytes(self.decoder, self.kv, step.works)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
         if self.speculator is not None:

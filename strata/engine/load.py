@@ -83,6 +83,9 @@ def load_engine(
         page_tokens=plan.kv.page_tokens,
         kv_dtype=cast(KvDtype, plan.kv.dtype),
         chunk=plan.chunk,
+        max_running=plan.running,
+        decode_seconds=1.0 / plan.predictions[0].tokens_per_second,
+        token_seconds=1.0 / plan.predictions[-1].tokens_per_second,
         share_prefixes=share_prefixes,
     )
     placement = place(plan, store, numa, slices=backend == "cpu")

@@ -1,16 +1,22 @@
-"""Which requests' tokens a step computes: first come, first served, prompts in chunks beside decoding."""
+"""Which requests' tokens a step computes: first come, first served, prompts in chunks beside decoding.
+
+Priorities let a request overtake others, each of which only so often: nobody waits for ever.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from strata.core import MOST_DRAFTED, FinishReason, Request
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.kv_pages import KvPages, PageCopy
-from strata.plan.options import MAX_RUNNING
+from strata.plan.options import MOST_LOGITS
+
+MOST_OVERTAKEN = 16
+"""How often requests with a better priority may be admitted before one that came earlier."""
 
 SCORED_ROWS = 64
 """Prompt tokens of a scored request per step: their logits over 151,936 tokens are 39 MB."""
@@ -130,9 +136,10 @@ class Scheduler:
     """Requests wait in one queue and run in order of admission.
 
     context: tokens of prompt and answer together, at most. chunk: prompt tokens per step over all
-    requests; decoding requests take part in every step. A request is admitted when its worst case fits
-    the unpromised pages and, with it, at most `max_running` run. most_logits: rows of a step whose logits are
-    wanted: one of everybody who runs, and drafts.
+    requests; decoding requests take part in every step, and `budget`, given their number, says how many
+    prompt tokens there may be beside them. A request is admitted when its worst case fits the unpromised
+    pages and, with it, at most `max_running` run. most_logits: rows of a step whose logits are wanted: one of
+    everybody who runs, and drafts.
 
     With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for
     those whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their
@@ -148,7 +155,8 @@ class Scheduler:
         max_running: int,
         placement: Placement | None = None,
         most_pages: int | None = None,
-        most_logits: int = MAX_RUNNING,
+        most_logits: int = MOST_LOGITS,
+        budget: Callable[[int], int] | None = None,
     ) -> None:
         self.pages = pages
         self.context = context
@@ -157,7 +165,9 @@ class Scheduler:
         self.most_logits = most_logits
         self.placement = placement or OnePlace(pages)
         self.most_pages = pages.total if most_pages is None else most_pages
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []  # in order of arrival
+        self._budget = budget or (lambda decoding: chunk)
+        self._overtaken: Counter[str] = Counter()  # how often others with a better priority came before
         self.running: list[Request] = []
         self.preempted = 0  # seats taken from younger requests so far
 
@@ -206,7 +216,8 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Forget a request that ended, wherever it is, and free its pages."""
         self.running = [other for other in self.running if other is not request]
-        self.waiting = deque(other for other in self.waiting if other is not request)
+        self.waiting = [other for other in self.waiting if other is not request]
+        del self._overtaken[request.request_id]
         self.placement.unseat(request)
         self.pages.release(request, keep=request.finish_reason is not FinishReason.ERROR)
 
@@ -224,7 +235,8 @@ class Scheduler:
 
     def _go_on(self, works: list[Work], drafts: Mapping[str, Sequence[int]]) -> tuple[int, bool]:
         """Work of those who run already. Prompt tokens that are left for others; whether everybody sits."""
-        budget = self.chunk
+        decoding = sum(request.computed >= len(request.prompt) for request in self.running)
+        budget = min(self.chunk, self._budget(decoding)) if decoding else self.chunk
         for request in self.running:
             count = _next_count(request, budget)
             if not count:
@@ -253,11 +265,19 @@ class Scheduler:
         """Whether the head of the queue may run: its worst case fits, and its prompt finds a seat now."""
         if not self.waiting or len(self.running) >= self.max_running:
             return False
-        head = self.waiting[0]
+        head = self._head()
         return self.pages.fits(head, self.worst_case(head)) and self.placement.has_room(len(head.tokens))
 
+    def _head(self) -> Request:
+        """Who is next: the best priority, first come first, or who was overtaken too often already."""
+        tired = (other for other in self.waiting if self._overtaken[other.request_id] >= MOST_OVERTAKEN)
+        return next(tired, None) or min(self.waiting, key=lambda other: other.priority)
+
     def _admit(self, budget: int) -> Work:
-        request = self.waiting.popleft()
+        request = self._head()
+        place = self.waiting.index(request)
+        self._overtaken.update(other.request_id for other in self.waiting[:place])
+        del self.waiting[place], self._overtaken[request.request_id]
         copy = self.pages.reserve(request, self.worst_case(request))
         self.running.append(request)
         seated = self.placement.seat(request, request.computed + _next_count(request, budget))

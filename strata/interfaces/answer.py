@@ -12,6 +12,7 @@ from strata.errors import ContextOverflowError
 if TYPE_CHECKING:
     from strata.engine.metrics import Progress
     from strata.interfaces.models import LoadedModel
+    from strata.interfaces.server.output import OutputParser
 
 
 class Answer:
@@ -38,6 +39,12 @@ class Answer:
         self.text = ""
         self.tokens = 0
         self.finish_reason: FinishReason | None = None
+        self._parser: OutputParser | None = None
+        self._shown: frozenset[int] = frozenset()
+
+    def read_with(self, parser: OutputParser, shown: frozenset[int]) -> None:
+        """Give out only what the parser takes for content. shown: special tokens that it must see."""
+        self._parser, self._shown = parser, shown
 
     @property
     def sampling(self) -> SamplingParams:
@@ -61,13 +68,21 @@ class Answer:
         stop: asked before every step of the engine; True ends the answer with FinishReason.ABORT.
         Raises the request's error, e.g. NumericalError, CapacityError.
         """
-        for piece in self._pieces(stop):
+        for piece in self._content(stop):
             if piece:
                 self.text += piece
                 yield piece
 
+    def _content(self, stop: Callable[[], bool]) -> Iterator[str]:
+        if self._parser is None:
+            yield from self._pieces(stop)
+            return
+        for piece in self._pieces(stop):
+            yield "".join(part.text for part in self._parser.add(piece))
+        yield "".join(part.text for part in self._parser.finish())
+
     def _pieces(self, stop: Callable[[], bool]) -> Iterator[str]:
-        text = self.model.text_stream(self.request, continuation=self.continuation)
+        text = self.model.text_stream(self.request, continuation=self.continuation, shown=self._shown)
         with contextlib.closing(self.model.engine.generate(self.request, stop)) as tokens:
             for token in tokens:
                 self.tokens += 1

@@ -110,9 +110,11 @@ class LoadedModel:
             self.check_length(message["content"])
         return self.format.encode(messages)
 
-    def text_stream(self, request: Request, *, continuation: bool) -> TextStream:
-        """For one answer. continuation: the text goes on after a raw prompt."""
-        return TextStream(self.tokenizer, request.sampling.stop, continuation=continuation)
+    def text_stream(
+        self, request: Request, *, continuation: bool, shown: frozenset[int] = frozenset()
+    ) -> TextStream:
+        """For one answer. continuation: the text goes on after a raw prompt. shown: see `TextStream`."""
+        return TextStream(self.tokenizer, request.sampling.stop, continuation=continuation, shown=shown)
 
     def check_length(self, text: str) -> None:
         """Refuse text far beyond the context by its beginning: encoding 16 MB takes 25 s and 3 GB."""

@@ -106,6 +106,7 @@ def _facts(plan: Plan) -> Iterator[str]:
         f"context   {kv.context} tokens x {kv.requests} request{'s' if kv.requests > 1 else ''}: at most "
         f"{format_size(kv.nbytes)} of {kv.dtype} KV ({kv.nbytes} bytes, {kv.pages} pages), on the {kv.tier}"
     )
+    yield f"step      at most {plan.running} requests, {plan.chunk} prompt tokens"
     for node in plan.threads:
         where = f"on CPUs {format_cpu_list(node.cpus)}" if plan.bind else "unbound"
         yield f"threads   node {node.node}: {len(node.cpus)}, {where}"

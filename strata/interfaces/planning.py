@@ -129,6 +129,7 @@ def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
     return PlanOptions(
         context=config.model.context,
         requests=config.engine.requests,
+        max_running=config.engine.max_running,
         depth=depth,
         chunk=config.engine.prefill_chunk,
         threads=config.backend.threads or threads,

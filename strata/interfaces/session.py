@@ -10,6 +10,7 @@ from strata.interfaces.answer import Answer
 from strata.interfaces.messages import Message
 
 if TYPE_CHECKING:
+    from strata.interfaces.grammar.source import Grammar
     from strata.interfaces.models import LoadedModel
 
 
@@ -17,11 +18,15 @@ class Session:
     """Owns the messages; the model belongs to the caller.
 
     raw: the text goes to the model as it is; there is then no conversation, every prompt stands alone.
+    grammar: of every answer; in a conversation it begins behind the reasoning, which is then not shown.
     """
 
-    def __init__(self, model: LoadedModel, config: Config, *, raw: bool = False) -> None:
+    def __init__(
+        self, model: LoadedModel, config: Config, *, raw: bool = False, grammar: Grammar | None = None
+    ) -> None:
         self.model = model
         self.raw = raw
+        self.grammar = grammar
         self.sampling = config.sampling
         self.system = config.chat.system
         self.messages: list[Message] = []
@@ -55,10 +60,17 @@ class Session:
     def ask(self, text: str) -> Answer:
         """The answer to a message, not begun yet; a message that does not fit leaves no trace."""
         if self.raw:
-            return self._answer(self.model.encode_text(text))
+            answer = self._answer(self.model.encode_text(text))
+            if self.grammar is not None:
+                constrain(answer, self.grammar, None)
+            return answer
         self.messages.append({"role": "user", "content": text})
         try:
-            return self._answer(self.model.encode_chat(self.all_messages()))
+            prompt = self.model.encode_chat(self.all_messages())
+            answer = self._answer(prompt)
+            if self.grammar is not None:
+                constrain(answer, self.grammar, self.model.format.render(self.all_messages()))
+            return answer
         except BaseException:
             self.messages.pop()
             raise
@@ -92,3 +104,21 @@ class Session:
     def _answer(self, prompt: list[int]) -> Answer:
         self._asked += 1
         return Answer(self.model, f"run-{self._asked}", prompt, self.sampling, continuation=self.raw)
+
+
+def constrain(answer: Answer, grammar: Grammar, prompt: str | None) -> None:
+    """Make the answer follow the grammar. prompt: a conversation's text, None: the answer continues a text.
+
+    Raises RequestError for a grammar that cannot be used.
+    """
+    grammars = answer.model.grammars
+    if prompt is None:
+        answer.request.constraint = grammars.compile(grammars.alone(grammar))
+        return
+    from strata.interfaces.server.formats.answer_grammar import answer_source
+    from strata.interfaces.server.formats.choose import AnswerFormat
+
+    form = AnswerFormat(answer.model.format.sources)
+    source = answer_source(form, grammars.rules(), prompt, grammar, None)
+    answer.request.constraint = grammars.compile(source)
+    answer.read_with(form.parser(prompt, None), form.shown_ids(answer.model.tokenizer))

@@ -8,7 +8,7 @@ from strata.errors import CapacityError
 from strata.plan.activations import PIECES_BYTES, logit_row_elements
 from strata.plan.cost import Speeds
 from strata.plan.footprint import Footprint
-from strata.plan.options import MAX_RUNNING, PlanOptions
+from strata.plan.options import PlanOptions
 from strata.plan.plan import DevicePlan, Part
 from strata.plan.stream import StreamRing, stream_ring
 
@@ -85,8 +85,8 @@ def workspace_bytes(model: Footprint, options: PlanOptions, ring: StreamRing) ->
 
 def _activations(model: Footprint, options: PlanOptions) -> int:
     """Of the largest step: a chunk of a prompt beside a token of everybody else, with everybody's logits."""
-    rows = (options.chunk + MAX_RUNNING) * model.activation_bytes
-    logits = MAX_RUNNING * 4 * logit_row_elements(model.hidden, model.vocab)
+    rows = (options.chunk + options.logit_rows) * model.activation_bytes
+    logits = options.logit_rows * 4 * logit_row_elements(model.hidden, model.vocab)
     return rows + logits + model.scratch_bytes + PIECES_BYTES
 
 
@@ -101,8 +101,8 @@ def _workspace(model: Footprint, options: PlanOptions, ring: StreamRing) -> int:
     if options.workspace is None or options.workspace >= needed:
         return needed if options.workspace is None else options.workspace
     raise CapacityError(
-        f"a prefill chunk of {options.chunk} tokens beside {MAX_RUNNING} requests needs {needed} bytes of "
-        f"workspace, device.workspace allows {options.workspace}",
+        f"a prefill chunk of {options.chunk} tokens beside {options.running} requests needs {needed} bytes "
+        f"of workspace, device.workspace allows {options.workspace}",
         remedy="lower engine.prefill_chunk, or raise device.workspace",
     )
 

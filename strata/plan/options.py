@@ -10,9 +10,11 @@ from strata.plan.cost import Misses, Spread
 RESERVE = 3 << 30
 """Device memory that stays free, as field report A needed it for 8 hours of serving."""
 
-MAX_RUNNING = 64
-"""Requests that take part in one step at most, however short each is; and rows of a step whose logits are
-wanted, drafts of speculative decoding included."""
+MAX_RUNNING = 16
+"""Requests that take part in one step at most, however short each is, unless more may fill the context."""
+
+MOST_LOGITS = 64
+"""Rows of a step whose logits are wanted, drafts of speculative decoding included, unless more run."""
 
 Tier = Literal["device", "host"]
 
@@ -21,15 +23,17 @@ Tier = Literal["device", "host"]
 class PlanOptions:
     """None: decided by the planner. Sizes in bytes.
 
-    context: tokens of one request; requests: how many may be that long at the same time; depth: tokens of
-    context for predictions. device False: the card stays idle. device_memory: of the card, all of it unless
-    told; reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the
-    device, over the whole model. kv_bytes: of the KV cache, on whatever tier. numa False: nothing is bound to
-    memory nodes; nodes: those that threads and experts may be on.
+    context: tokens of one request; requests: how many may be that long at the same time; max_running: how
+    many take part in one step, None: MAX_RUNNING, or `requests` if that is more. depth: tokens of context for
+    predictions. device False: the card stays idle. device_memory: of the card, all of it unless told;
+    reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the device,
+    over the whole model. kv_bytes: of the KV cache, on whatever tier. numa False: nothing is bound to memory
+    nodes; nodes: those that threads and experts may be on.
     """
 
     context: int | None = None
     requests: int = 1
+    max_running: int | None = None
     depth: int | None = None
     chunk: int = 512
     threads: int | None = None
@@ -45,3 +49,13 @@ class PlanOptions:
     spread: Spread | None = None
     numa: bool = True
     nodes: tuple[int, ...] | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests of one step at most."""
+        return max(MAX_RUNNING, self.requests) if self.max_running is None else self.max_running
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step whose logits may be wanted; so many take part in it beside a chunk."""
+        return max(MOST_LOGITS, self.running)

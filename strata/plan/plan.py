@@ -121,8 +121,8 @@ class Plan:
     computed that are not on the device.
     threads: by node, the device's first; bind False: on no particular CPUs. nodes: memory nodes that weights,
     KV and threads are placed on, in the same order; () = wherever the kernel puts them (one node, or numa
-    off). chunk: prompt tokens per step. routing: where the hit rates come from. notes: sentences for the
-    user; warnings: those on what was asked for and is not given.
+    off). chunk: prompt tokens per step, running: requests. routing: where the hit rates come from. notes: for
+    the user; warnings: those on what was asked for and is not given.
     """
 
     model: str
@@ -133,6 +133,7 @@ class Plan:
     kv: KvPlan
     misses: Misses
     chunk: int
+    running: int
     threads: tuple[NodeThreads, ...]
     bind: bool
     predictions: tuple[Prediction, ...]

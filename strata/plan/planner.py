@@ -160,6 +160,7 @@ class _Planner:
             kv=draft.kv,
             misses=self.options.misses if draft.device else "cpu",
             chunk=self.options.chunk,
+            running=self.options.running,
             threads=tuple(NodeThreads(node, cpus) for node, cpus in self.choice.threads.items() if cpus),
             bind=self.choice.bind,
             predictions=tuple(self._predictions(draft)),

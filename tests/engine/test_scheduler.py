@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strata.core import FinishReason, Request, SamplingParams
 from strata.engine.executor import build_batch
-from strata.engine.scheduler import Scheduler, Work
+from strata.engine.scheduler import MOST_OVERTAKEN, Scheduler, Work
 from strata.errors import CapacityError, ContextOverflowError
 from strata.memory.kv_pages import KvPages
 
@@ -68,6 +68,53 @@ def test_at_most_max_running() -> None:
     for name in "abc":
         scheduler.add(make_request(name, 2))
     assert [name for name, _, _ in step(scheduler)] == ["a", "b"]
+
+
+def test_priorities_overtake() -> None:
+    scheduler = make_scheduler(max_running=1)
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 5)):
+        request = make_request(name, 2)
+        request.priority = priority
+        scheduler.add(request)
+    order = []
+    for _ in range(4):
+        order.append(scheduler.schedule()[0].request)
+        scheduler.remove(order[-1])
+    assert [request.request_id for request in order] == ["c", "a", "b", "d"]
+    assert not scheduler._overtaken
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2), st.integers(1, 12)), max_size=120))
+def test_nobody_is_overtaken_for_ever(arrivals: list[tuple[int, int, int]]) -> None:
+    """Each arrival has a priority, and so many requests end after it. Between the arrival of a request and
+    its admission at most those are admitted that were there before it, and MOST_OVERTAKEN others."""
+    scheduler = make_scheduler(pages=30, max_running=2)
+    ahead: dict[str, int] = {}
+    admitted: list[str] = []
+
+    def admit() -> None:
+        known = {request.request_id for request in scheduler.running}
+        carry_out(scheduler.schedule())
+        new = [request.request_id for request in scheduler.running if request.request_id not in known]
+        for name in new:
+            assert len(admitted) + new.index(name) <= ahead.pop(name), name
+        admitted.extend(new)
+
+    for number, (priority, ends, prompt) in enumerate(arrivals):
+        request = make_request(f"r{number}", prompt)
+        request.priority = priority
+        ahead[request.request_id] = len(admitted) + len(scheduler.waiting) + MOST_OVERTAKEN
+        scheduler.add(request)
+        for _ in range(ends):
+            if scheduler.running:
+                scheduler.remove(scheduler.running[0])
+            admit()
+    for _ in range(2 * len(arrivals) + 2):
+        if scheduler.running:
+            scheduler.remove(scheduler.running[0])
+        admit()
+    assert not scheduler.waiting and not ahead
 
 
 @pytest.mark.parametrize(("prompt", "fits"), [(63, True), (64, False), (65, False)])

@@ -67,7 +67,7 @@ class FakeModel:
         self.context = context
         self.engine = FakeEngine(context, delay)
 
-    def text_stream(self, request: Request, *, continuation: bool) -> FakeText:
+    def text_stream(self, request: Request, *, continuation: bool, shown: frozenset[int]) -> FakeText:
         return FakeText(request.sampling.stop)
 
     def encode_text(self, text: str) -> list[int]:

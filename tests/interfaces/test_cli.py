@@ -148,6 +148,32 @@ def test_stop_texts_end_the_answer(ask: Any) -> None:
     assert report["finish_reason"] == "stop" and report["text"] == cut
 
 
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_answers_follow_a_schema_or_a_grammar(ask: Any, tmp_path: Path, raw: tuple[str, ...]) -> None:
+    schema, grammar = tmp_path / "s.json", tmp_path / "g.gbnf"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 2}')
+    grammar.write_text("root ::= [a-c] [0-9]{3}")
+    value = json.loads(ask("--prompt", "hello", "--json-schema", schema, *raw).out)
+    assert isinstance(value, list) and len(value) <= 2 and set(value) <= {"a", 1}
+    text = ask("--prompt", "hello", "--grammar", grammar, *raw).out.strip()
+    assert text[0] in "abc" and text[1:].isdigit() and len(text) == 4
+
+
+def test_grammars_that_cannot_be_used(ask: Any, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    for content, option, message in (
+        ('{"type": "mystery"}', "--json-schema", "Invalid type"),
+        ("{", "--json-schema", "is not JSON"),
+        ("[]", "--json-schema", "is no JSON object"),
+        ("????", "--grammar", "grammar"),
+    ):
+        file.write_text(content)
+        result = ask("--prompt", "hello", option, file)
+        assert result.code != 0 and not result.out and message in result.err
+    assert "is not there" in ask("--prompt", "x", "--grammar", tmp_path / "none").err
+    assert "exclude each other" in ask("--prompt", "x", "--grammar", file, "--json-schema", file).err
+
+
 def test_raw_and_chat_differ_in_their_prompt(ask: Any) -> None:
     assert "5 prompt," in ask("--prompt", "hello", "--raw", "-n", "1").err
     assert "5 prompt," not in ask("--prompt", "hello", "-n", "1").err

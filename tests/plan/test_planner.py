@@ -25,6 +25,15 @@ MIB = 1 << 20
 BIG = toy(expert_total=80 * 10 * 10**8, expert_bytes=10**9)  # 80 experts of 1 GB
 
 
+@pytest.mark.parametrize(
+    ("asked", "requests", "running"), [(None, 1, 16), (None, 40, 40), (3, 1, 3), (3, 40, 3)]
+)
+def test_requests_of_a_step(asked: int | None, requests: int, running: int) -> None:
+    """16 unless told otherwise, or as many as may fill the context."""
+    options = PlanOptions(context=64, requests=requests, max_running=asked)
+    assert make_plan(toy(), machine(), options).running == running
+
+
 def test_a_device_plan_by_hand() -> None:
     """Toy experts of 10 MB: what is left of 2 GiB after 100 + 50 MB, workspace, driver, reserve and KV."""
     options = PlanOptions(context=1024, chunk=512, reserve=256 * MIB, kv_tier="device")

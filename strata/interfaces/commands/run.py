@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -60,6 +60,12 @@ def _add_flags(function: Callable[..., int]) -> Callable[..., int]:
 @click.option("-p", "--prompt", metavar="TEXT", help="Answer this once and exit; standard input is not read.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@click.option(
+    "--json-schema", type=click.Path(path_type=Path), metavar="FILE", help="Answers are JSON of this schema."
+)
+@click.option(
+    "--grammar", type=click.Path(path_type=Path), metavar="FILE", help="Answers follow this GBNF or Lark."
+)
 @click.option("--json", "as_json", is_flag=True, help="One answer with its figures as JSON.")
 @click.option("--serve", is_flag=True, help="Answer over HTTP instead, as `strata serve` does.")
 @no_draft_option
@@ -74,6 +80,8 @@ def command(
     prompt: str | None,
     raw: bool,
     ignore_eos: bool,
+    json_schema: Path | None,
+    grammar: Path | None,
     as_json: bool,
     serve: bool,
     no_draft: bool,
@@ -93,6 +101,7 @@ def command(
       strata run --config configs/demo.yaml
       strata run smollm2 --temp 0 --prompt "Why is the sky blue?"
       strata run demo --prompt "Hello" --timeline hello.json
+      strata run smollm2 --prompt "A cat as JSON." --json-schema cat.schema.json
       git diff | strata run --config configs/smollm2.yaml --system "Summarise this change."
     """
     if model is not None and flags["model__path"] is not None:
@@ -102,9 +111,10 @@ def command(
     if ignore_eos:
         overrides.append(Override("sampling.ignore_eos", "true", "--ignore-eos"))
     if serve:
-        if prompt is not None or raw or as_json:
+        if prompt is not None or raw or as_json or json_schema or grammar:
             raise UsageError(
-                "--serve does not go with --prompt, --raw or --json", remedy="leave one of them out"
+                "--serve does not go with --prompt, --raw, --json, --json-schema or --grammar",
+                remedy="leave one of them out",
             )
         from strata.interfaces.commands.serve import start
 
@@ -113,7 +123,8 @@ def command(
     if show_config:
         click.echo(config.show())
         return 0
-    return _run(config, _single_prompt(prompt), raw, as_json, timeline, record_trace)
+    form = _Form(raw, as_json, json_schema, grammar)
+    return _run(config, _single_prompt(prompt), form, timeline, record_trace)
 
 
 def _overrides(flags: dict[str, Any]) -> list[Override]:
@@ -138,17 +149,19 @@ def _single_prompt(prompt: str | None) -> str | None:
     return None if sys.stdin is not None and sys.stdin.isatty() else read_stdin()
 
 
-def _run(
-    config: Config,
-    prompt: str | None,
-    raw: bool,
-    as_json: bool,
-    timeline: Path | None,
-    trace: Path | None,
-) -> int:
+class _Form(NamedTuple):
+    """What prompts and answers look like."""
+
+    raw: bool
+    as_json: bool
+    json_schema: Path | None
+    grammar: Path | None
+
+
+def _run(config: Config, prompt: str | None, form: _Form, timeline: Path | None, trace: Path | None) -> int:
     if prompt is not None and not prompt.strip():
         return 0  # case-45: end of input is a reason to leave, not a message
-    if prompt is None and as_json:
+    if prompt is None and form.as_json:
         raise UsageError("--json is for one answer, not for a chat", remedy="add --prompt")
     if not config.model.path:
         raise UsageError("no model is given", remedy="--config configs/demo.yaml, or --model PATH")
@@ -158,13 +171,18 @@ def _run(
     from strata.interfaces.session import Session
     from strata.interfaces.start import announce
 
+    grammar = None
+    if form.json_schema is not None or form.grammar is not None:
+        from strata.interfaces.grammar.files import read_grammar
+
+        grammar = read_grammar(form.json_schema, form.grammar)
     machine = with_device(remembered_machine(), config)
     model = open_model(config, machine)
-    if not as_json:
+    if not form.as_json:
         announce(model.plan, machine, model.kv_place, model.numa_place)
-    session = Session(model, config, raw=raw)
+    session = Session(model, config, raw=form.raw, grammar=grammar)
     with recording(model.engine, model.plan, Files(timeline, trace)):
-        return _talk(session, config, prompt, as_json)
+        return _talk(session, config, prompt, form.as_json)
 
 
 def _talk(session: Session, config: Config, prompt: str | None, as_json: bool) -> int:

@@ -85,7 +85,7 @@ async def _start(service: Service, body: ChatBody, tools: list[dict[str, Any]]) 
     choices = []
     for index in range(body.choices):
         request = service.request(prompt, sampling, index, bias, logprobs)
-        request.constraint = constraint()
+        request.constraint, request.priority = constraint(), body.priority or 0
         text = TextStream(model.tokenizer, sampling.stop, continuation=False, shown=service.shown_ids)
         parser = service.answer_format.parser(written, tools, must_call=must_call(body))
         choices.append(Choice(index, request, text, parser, 1 if body.parallel_tool_calls is False else None))

@@ -57,7 +57,7 @@ async def _start(service: Service, body: CompletionBody) -> Call:
     for prompt in prompts:
         for number in range(body.choices):
             request = service.request(prompt, sampling, number, bias, body.logprobs)
-            request.constraint = constraint()
+            request.constraint, request.priority = constraint(), body.priority or 0
             request.scored = bool(body.echo) and body.logprobs is not None
             text = TextStream(model.tokenizer, sampling.stop, continuation=True)
             choices.append(Choice(len(choices), request, text, PlainOutput()))

@@ -34,7 +34,7 @@ _NEUTRAL_ONE = frozenset(("length_penalty", "typ_p", "typical_p"))
 # Known, and without any effect on the answer of a server like this one.
 WITHOUT_EFFECT = _words(
     "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier "
-    "store user verbosity cache_prompt skip_special_tokens spaces_between_special_tokens priority "
+    "store user verbosity cache_prompt skip_special_tokens spaces_between_special_tokens "
     "request_id guided_decoding_backend"
 )
 
@@ -115,6 +115,7 @@ class Sampling(Strict):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=0, le=_LARGEST)
     ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-_LARGEST, le=_LARGEST)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -74,8 +74,7 @@ class Service:
     @functools.cached_property
     def shown_ids(self) -> frozenset[int]:
         """Special tokens that a parser must see."""
-        ids = (self.model.tokenizer.token_id(marker) for marker in self.answer_format.markers)
-        return frozenset(index for index in ids if index is not None)
+        return self.answer_format.shown_ids(self.model.tokenizer)
 
     async def in_thread(self, param: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run what takes long (tokenizing, templates) beside the event loop. Raises ApiError."""

@@ -24,6 +24,7 @@ from strata.interfaces.server.formats.keyed_call import CODER, GLM, MINIMAX, Key
 from strata.interfaces.server.formats.named_call import DEEPSEEK_SEPARATOR, KIMI_SEPARATOR, NamedCall
 from strata.interfaces.server.formats.tagged import CallMarkers, TaggedOutput, Thinking
 from strata.interfaces.server.output import OutputParser, PlainOutput
+from strata.interfaces.tokenizer import Tokenizer
 
 _TAGS = CallMarkers("<tool_call>", "</tool_call>")
 _MINIMAX = CallMarkers("<minimax:tool_call>", "</minimax:tool_call>")
@@ -95,6 +96,11 @@ class AnswerFormat:
             found += (markers.begin, markers.end, *markers.ignored)
             found += (DEEPSEEK_SEPARATOR, KIMI_SEPARATOR)
         return found
+
+    def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Special tokens that a parser must see."""
+        ids = (tokenizer.token_id(marker) for marker in self.markers)
+        return frozenset(index for index in ids if index is not None)
 
     def thinking(self, prompt: str) -> Thinking | None:
         """Where reasoning may stand in the answer to a prompt, which may have begun it already."""
