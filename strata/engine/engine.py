@@ -24,7 +24,7 @@ from strata.errors import RequestError
 from strata.memory.kv_pages import KvPages
 from strata.memory.kv_tiers import SPARE, KvTiers
 from strata.model.decoder import Decoder
-from strata.plan.options import MAX_RUNNING
+from strata.plan.options import MAX_RUNNING, MOST_LOGITS
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class EngineOptions:
     share_prefixes: bool = True
     host_pages: int = 0
     reserve_pages: int = 0
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step whose logits may be wanted: one of everybody who runs, and drafts."""
+        return max(MOST_LOGITS, self.max_running)
 
 
 class Event(NamedTuple):
@@ -109,6 +114,7 @@ class Engine:
             options.max_running,
             self.tiers,
             most,
+            options.logit_rows,
             self.share.tokens,
         )
         self.metrics = Metrics()
