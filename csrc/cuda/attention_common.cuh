@@ -60,6 +60,7 @@ DEVICE float over_members_sum(float value) {
 // The largest magnitude of a query, 0 for null.
 DEVICE float largest_element(const float* query, int dim, QueryLane lane) {
     float largest = 0.0f;
+#pragma unroll 2  // all loads at once would take most registers
     for (int i = 4 * lane.member; query != nullptr && i < dim; i += 16) {
         const float4 four = *reinterpret_cast<const float4*>(query + i);
         largest =

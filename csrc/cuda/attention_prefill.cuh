@@ -32,21 +32,7 @@ DEVICE int word_place(int at, QueryLane lane) { return lane.member * kKvChunk + 
 template <class Codes, int Dim>
 constexpr int kPrefillBlocks = kStages * kStageChunks * Chunk<Codes, Dim>::kBytes > 33 << 10 ? 2 : 3;
 
-template <int Dim>
-struct Int8Prefill : Int8Query {
-    typedef Int8Kv Codes;
-    static constexpr bool kMayBeNan = false;
-
-    DEVICE int token(int column, int half) { return 2 * column + half; }
-
-    DEVICE float scale(float4 scales, int half, int column) {
-        return half ? (column ? scales.w : scales.y) : (column ? scales.z : scales.x);
-    }
-
-    DEVICE float4 scales(const u8* part, QueryLane lane) {
-        return reinterpret_cast<const float4*>(part)[lane.member];
-    }
-
+struct Int8Prefill : Int8Tile {
     DEVICE void multiply_keys(float (&even)[4], float (&odd)[4], const u8* keys, int step,
                               const u32 (&query)[4], QueryLane lane) {
         const uint2 words =
@@ -69,15 +55,7 @@ struct Int8Prefill : Int8Query {
     }
 };
 
-template <int Dim>
-struct Bf16Prefill : Bf16Query {
-    typedef Bf16Kv Codes;
-    static constexpr bool kMayBeNan = true;
-
-    DEVICE int token(int column, int half) { return column + 8 * half; }
-    DEVICE float scale(float4, int, int) { return 1.0f; }
-    DEVICE float4 scales(const u8*, QueryLane) { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
-
+struct Bf16Prefill : Bf16Tile {
     DEVICE void multiply_keys(float (&even)[4], float (&odd)[4], const u8* keys, int step,
                               const u32 (&query)[4], QueryLane lane) {
         const u8* const even_words = keys + 8 * step * kKvChunk + word_place(4 * lane.group, lane);
@@ -212,31 +190,6 @@ struct PrefillShape {
     float scale;
 };
 
-// The rows' results; `sink` joins the denominator of row i where there are sinks.
-template <int Tiles>
-DEVICE void write_rows(const TileSoftmax<Tiles>& state, float* const (&targets)[2],
-                       const float* const (&sinks)[2], QueryLane lane) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        float weights = over_members_sum(state.weights[i]), factor = 1.0f;
-        if (targets[i] == nullptr) continue;
-        if (sinks[i] != nullptr) {
-            const float sink = *sinks[i] * kLog2E, largest = fmaxf(state.largest[i], sink);
-            factor = exp2_approx(state.largest[i] - largest);
-            weights = weights * factor + exp2_approx(sink - largest);
-        }
-        factor /= weights;
-#pragma unroll
-        for (int tile = 0; tile < Tiles / 2; ++tile) {
-            const float *const even = state.sums[2 * tile] + 2 * i, *const odd =
-                                                                        state.sums[2 * tile + 1] + 2 * i;
-            const float4 four =
-                make_float4(even[0] * factor, odd[0] * factor, even[1] * factor, odd[1] * factor);
-            *reinterpret_cast<float4*>(targets[i] + 16 * tile + 4 * lane.member) = four;
-        }
-    }
-}
-
 template <class Kind, int Dim>
 DEVICE void attention_prefill(const float* q, const u64* pages, const int* tiles, const float* sinks,
                               float* out, const PrefillShape& shape) {
@@ -281,18 +234,18 @@ DEVICE void attention_prefill(const float* q, const u64* pages, const int* tiles
     for (int i = 0; i < 2; ++i) {
         const int row = first_row + lane.group + 8 * i;
         const size_t place = TileRows::place(tile, row, per_kv_head, shape.heads, first_head);
-        targets[i] = rows.queries[i] != nullptr ? out + place * Dim : nullptr;
+        targets[i] = rows.end[i] > 0 ? out + place * Dim : nullptr;
         own_sinks[i] = sinks != nullptr ? sinks + first_head + row % per_kv_head : nullptr;
     }
-    write_rows(state, targets, own_sinks, lane);
+    write_rows<Kind>(state, targets, own_sinks, lane);
 }
 
-#define ATTENTION_PREFILL(name, dim, Kind)                                                                 \
-    extern "C" __global__ void __launch_bounds__(kPrefillThreads, (kPrefillBlocks<Kind<dim>::Codes, dim>)) \
-        attention_prefill_##name##_##dim(const float* q, const u64* pages, const int* tiles,               \
-                                         const float* sinks, float* out, int heads, int kv_heads,          \
-                                         int page_tokens, int layer_at, int window, float scale) {         \
-        attention_prefill<Kind<dim>, dim>(q, pages, tiles, sinks, out,                                     \
-                                          {heads, kv_heads, page_tokens, layer_at, window, scale});        \
-    }                                                                                                      \
+#define ATTENTION_PREFILL(name, dim, Kind)                                                            \
+    extern "C" __global__ void __launch_bounds__(kPrefillThreads, (kPrefillBlocks<Kind::Codes, dim>)) \
+        attention_prefill_##name##_##dim(const float* q, const u64* pages, const int* tiles,          \
+                                         const float* sinks, float* out, int heads, int kv_heads,     \
+                                         int page_tokens, int layer_at, int window, float scale) {    \
+        attention_prefill<Kind, dim>(q, pages, tiles, sinks, out,                                     \
+                                     {heads, kv_heads, page_tokens, layer_at, window, scale});        \
+    }                                                                                                 \
     EXPORT_KERNEL(attention_prefill_##name##_##dim)

@@ -8,6 +8,41 @@
 
 #include "attention_common.cuh"
 
+// Which tokens and elements the columns of a lane's fragments are. float4 scales are those of tokens
+// 4 member .. 4 member + 3; four() puts the values of an even and an odd n-tile in the order of elements
+// 4 member .. 4 member + 3.
+struct Int8Tile : Int8Query {
+    typedef Int8Kv Codes;
+    static constexpr bool kMayBeNan = false;
+
+    DEVICE int token(int column, int half) { return 2 * column + half; }
+
+    DEVICE float scale(float4 scales, int half, int column) {
+        return half ? (column ? scales.w : scales.y) : (column ? scales.z : scales.x);
+    }
+
+    DEVICE float4 scales(const void* part, QueryLane lane) {
+        return reinterpret_cast<const float4*>(part)[lane.member];
+    }
+
+    DEVICE float4 four(const float* even, const float* odd) {
+        return make_float4(even[0], odd[0], even[1], odd[1]);
+    }
+};
+
+struct Bf16Tile : Bf16Query {
+    typedef Bf16Kv Codes;
+    static constexpr bool kMayBeNan = true;
+
+    DEVICE int token(int column, int half) { return column + 8 * half; }
+    DEVICE float scale(float4, int, int) { return 1.0f; }
+    DEVICE float4 scales(const void*, QueryLane) { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
+
+    DEVICE float4 four(const float* even, const float* odd) {
+        return make_float4(even[0], odd[0], even[1], odd[1]);
+    }
+};
+
 // A lane's two rows: their queries (null: no such row), results, and the tokens that they see.
 struct TileRows {
     const float* queries[2];
@@ -104,4 +139,28 @@ DEVICE void weights_operand(const float (&even)[4], const float (&odd)[4], u32 (
     a[1] = pack_bf16(even[2], even[3]);
     a[2] = pack_bf16(odd[0], odd[1]);
     a[3] = pack_bf16(odd[2], odd[3]);
+}
+
+// The rows' results, for the values that begin at each target (null: no such row). The sink of a row joins
+// its denominator where there are sinks.
+template <class Kind, int Tiles>
+DEVICE void write_rows(const TileSoftmax<Tiles>& state, float* const (&targets)[2],
+                       const float* const (&sinks)[2], QueryLane lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float weights = over_members_sum(state.weights[i]), factor = 1.0f;
+        if (targets[i] == nullptr) continue;
+        if (sinks[i] != nullptr) {
+            const float sink = *sinks[i] * kLog2E, largest = fmaxf(state.largest[i], sink);
+            factor = exp2_approx(state.largest[i] - largest);
+            weights = weights * factor + exp2_approx(sink - largest);
+        }
+        factor /= weights;
+#pragma unroll
+        for (int tile = 0; tile < Tiles / 2; ++tile) {
+            float4 four = Kind::four(state.sums[2 * tile] + 2 * i, state.sums[2 * tile + 1] + 2 * i);
+            four = make_float4(four.x * factor, four.y * factor, four.z * factor, four.w * factor);
+            *reinterpret_cast<float4*>(targets[i] + 16 * tile + 4 * lane.member) = four;
+        }
+    }
 }

@@ -20,18 +20,19 @@ struct KvElement {
 typedef KvElement<1> Int8Kv;
 typedef KvElement<2> Bf16Kv;
 
-// One layer of a page: the parts of one KV head.
-template <class Codes, int Dim>
+// One layer of a page: the parts of one KV head. ValueDim 0: values are the beginning of keys.
+template <class Codes, int Dim, int ValueDim = Dim>
 struct KvHead {
     const u8 *keys, *values;
     const float *key_scales, *value_scales;
 
     METHOD KvHead(const u8* layer, int heads, int head, int page_tokens) {
-        const int bytes = page_tokens * Dim * Codes::kBytes, scales = page_tokens * 4;
-        const u8* const all_values = layer + kv_padded(heads * bytes);
-        const u8* const all_key_scales = all_values + kv_padded(heads * bytes);
-        keys = layer + head * bytes;
-        values = all_values + head * bytes;
+        const int key_bytes = page_tokens * Dim * Codes::kBytes, scales = page_tokens * 4;
+        const int value_bytes = page_tokens * ValueDim * Codes::kBytes;
+        const u8* const all_values = layer + kv_padded(heads * key_bytes);
+        const u8* const all_key_scales = all_values + kv_padded(heads * value_bytes);
+        keys = layer + head * key_bytes;
+        values = all_values + head * value_bytes;
         key_scales = reinterpret_cast<const float*>(all_key_scales + head * scales);
         value_scales =
             reinterpret_cast<const float*>(all_key_scales + kv_padded(heads * scales) + head * scales);

@@ -5,7 +5,8 @@
 // prepare_qkv does it for all heads of a row of qkv, f32 [rows, (heads + 2 kv_heads) dim]: queries go to q,
 // f32 [rows, heads * dim], keys and values into the KV pages as int8 with a scale per token and head
 // (absmax / 127), or as bf16. prepare_heads does it in place for `heads` heads of f32 [rows, heads * dim]
-// and writes no pages; with append_kv instead, keys and values that are ready go into the pages.
+// and writes no pages; with append_kv instead, keys and values that are ready go into the pages (v null: keys
+// alone, whose beginnings are the values).
 //
 // cosines and sines are f32 [rows, rotary / 2]; the first `rotary` elements of a head turn: element i with
 // i + rotary / 2, or, interleaved, 2i with 2i + 1. pages, first_page and layer_at are attention_decode's;
@@ -88,11 +89,11 @@ struct KvTarget {
 };
 
 DEVICE KvTarget kv_target(u64 page, int layer_at, int heads, int head, int token, int page_tokens, int dim,
-                          int element_bytes) {
+                          int element_bytes, bool values) {
     u8* const layer = reinterpret_cast<u8*>(page) + layer_at;
     const int bytes = page_tokens * dim * element_bytes, scales = page_tokens * 4;
     u8* const all_values = layer + kv_padded(heads * bytes);
-    u8* const all_key_scales = all_values + kv_padded(heads * bytes);
+    u8* const all_key_scales = all_values + (values ? kv_padded(heads * bytes) : 0);
     u8* const all_value_scales = all_key_scales + kv_padded(heads * scales);
     return {layer + head * bytes,
             all_values + head * bytes,
@@ -158,12 +159,13 @@ struct KvPlaces {
     const u64* pages;
     const int *first_page, *positions;
     int kv_heads, page_tokens, layer_at, is_int8, start;
+    bool values;  // false: a value is the beginning of its key
 
     METHOD void write(const float* head, int row, int kv_head, int dim, bool is_key) const {
         const int position = positions != nullptr ? positions[row] : start + row;
         const u64 page = pages[(first_page != nullptr ? first_page[row] : 0) + position / page_tokens];
         const KvTarget to = kv_target(page, layer_at, kv_heads, kv_head, position % page_tokens, page_tokens,
-                                      dim, is_int8 ? 1 : 2);
+                                      dim, is_int8 ? 1 : 2, values);
         if (is_int8)
             write_int8(to, head, is_key);
         else
@@ -190,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
         store_head(q + (static_cast<size_t>(row) * heads + head) * dim, own, dim);
         return;
     }
-    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8, start};
+    const KvPlaces places = {pages,    first_page, positions, kv_heads, page_tokens,
+                             layer_at, is_int8,    start,     true};
     places.write(own, row, (head - heads) % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(prepare_qkv)
@@ -214,12 +217,13 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     append_kv(const float* k, const float* v, const u64* pages, const int* first_page, const int* positions,
               int kv_heads, int dim, int page_tokens, int layer_at, int is_int8, int start) {
     const int row = blockIdx.y, head = blockIdx.x * kHeadWarps + threadIdx.x / kWarp;
-    if (head >= 2 * kv_heads) return;
+    if (head >= (v != nullptr ? 2 : 1) * kv_heads) return;
     float* const own = own_head(dim);
     const bool is_key = head < kv_heads;
     const float* const source = is_key ? k : v;
     load_head(own, source + (static_cast<size_t>(row) * kv_heads + head % kv_heads) * dim, nullptr, dim);
-    const KvPlaces places = {pages, first_page, positions, kv_heads, page_tokens, layer_at, is_int8, start};
+    const KvPlaces places = {pages,    first_page, positions, kv_heads,    page_tokens,
+                             layer_at, is_int8,    start,     v != nullptr};
     places.write(own, row, head % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(append_kv)

@@ -12,8 +12,8 @@ PIECES_BYTES = 64 * 256
 """Arrays of one layer that are there at once, at most, times the line that each may lose to alignment."""
 SPLIT_BLOCKS = 4 * 82
 """Blocks that attention splits the KV length for, at most: four for each of a 3090's SMs."""
-GROUP_HEADS = 8
-"""Query heads of one KV head that a block of attention takes."""
+GROUP_HEADS, WIDE_GROUP_HEADS, WIDE = 8, 16, 128
+"""Query heads of one KV head that a block of attention takes, and with values of more than 128 elements."""
 
 
 def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
@@ -42,7 +42,8 @@ def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
     rows x splits is at most rows + SPLIT_BLOCKS / groups: many rows fill the device without splits.
     """
     a, experts = spec.attention, spec.experts
-    groups = kv_heads * -(-a.heads // kv_heads // GROUP_HEADS)
+    of_group = GROUP_HEADS if value_dim <= WIDE else WIDE_GROUP_HEADS
+    groups = kv_heads * -(-a.heads // kv_heads // of_group)
     splits = -(-SPLIT_BLOCKS // groups) * _partial_row(a, value_dim)
     tables = 0 if experts is None else 3 * experts.router.experts + 2
     return 4 * (splits + tables)

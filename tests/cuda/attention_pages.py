@@ -76,6 +76,26 @@ def _forget(spec: KvSpec, page: np.ndarray, used: int) -> None:
     block[:] = layer_bytes(spec, Parts(*arrays))
 
 
+def attended(
+    pages: FilledPages,
+    chunks: Sequence[tuple[int, int]],
+    queries: np.ndarray,
+    window: int,
+    sinks: np.ndarray | None,
+) -> np.ndarray:
+    """f64 `[rows, heads, value_dim]`. chunks: (first position, tokens) of each sequence; queries: scaled."""
+    ends = [(i, start + k + 1) for i, (start, count) in enumerate(chunks) for k in range(count)]
+    heads = queries.shape[1]
+    expected = np.empty((len(ends), heads, pages.spec.value_dim))
+    for row, (sequence, end) in enumerate(ends):
+        for head in range(heads):
+            keys, values = pages.visible(sequence, head * pages.spec.kv_heads // heads, end, window)
+            powers = np.exp(keys @ queries[row, head])
+            sink = 0.0 if sinks is None else np.exp(np.float64(sinks[head]))
+            expected[row, head] = powers @ values / (powers.sum() + sink)
+    return expected
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     powers = np.exp(scores - scores.max())
     return powers / powers.sum()

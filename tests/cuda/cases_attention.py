@@ -112,7 +112,9 @@ def combine(rows: int, heads: int, dim: int, splits: int, sinks: bool) -> Prepar
 
 
 def case(name: str, ptx: bool, *arguments: object, **options: object) -> Case:
-    return Case(name, "attention_decode", lambda: decode(Setup(*arguments, **options)), ptx)  # type: ignore[arg-type]
+    setup = Setup(*arguments, **options)  # type: ignore[arg-type]
+    file = "attention_decode" if setup.dim in launch_shapes.COMMON_HEADS else "attention_decode_dims"
+    return Case(name, file, lambda: decode(setup), ptx)
 
 
 # 200 tokens are 13 chunks: at least three turns for every warp.
@@ -126,6 +128,10 @@ CASES = [
     case("int8-window", False, "int8", 64, 2, 2, (150, 20), (0, 1), window=37),
     case("bf16-window", False, "bf16", 64, 2, 2, (150, 20), (0, 1), window=37, splits=2),
     case("int8-many-rows", False, "int8", 64, 7, 1, (60, 61, 62), (0, 0, 0), page_tokens=16),
+    case("int8-80", True, "int8", 80, 6, 2, (50,), (0,)),
+    case("bf16-96", True, "bf16", 96, 4, 2, (37,), (0,), splits=2),
+    case("int8-16", False, "int8", 16, 4, 2, (37,), (0,)),
+    case("bf16-48", False, "bf16", 48, 3, 1, (17, 33), (0, 1)),
     Case("sinks", "attention_combine", lambda: combine(2, 3, 64, 4, True), True),
     Case("wide", "attention_combine", lambda: combine(1, 2, 256, 1, False), True),
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from cases import Case, Prepared, assert_close, call_of
-from kv_pages import meaning, parts_of, spec_of
+from kv_pages import latent_spec, meaning, parts_of, spec_of
 from runners import Pointers, read_only, unwritten
 
 from strata.backends.cuda import launch_shapes
@@ -34,6 +34,7 @@ class Setup:
     interleaved: bool = False
     clip: float | None = None
     successive: bool = False  # without tables of pages and positions
+    latent: int = 0  # elements of a key that only keys have: values are not stored
 
     @property
     def spec(self) -> AttentionSpec:
@@ -88,9 +89,11 @@ def append(setup: Setup) -> Prepared:
     k, v = (rng.standard_normal((rows, setup.kv_heads, setup.dim)).astype(np.float32) for _ in range(2))
     k[0, 0] = 0.0  # a head of zeros has scale 0
     pages = _Pages(setup)
-    shape = launch_shapes.heads_of_rows("append_kv", 2 * setup.kv_heads, rows, setup.dim)
+    heads = (1 if setup.latent else 2) * setup.kv_heads
+    shape = launch_shapes.heads_of_rows("append_kv", heads, rows, setup.dim)
     numbers = (setup.kv_heads, setup.dim, *pages.numbers)
-    call = call_of(shape, (read_only(k), read_only(v), *pages.arguments, *numbers), pages.reached)
+    inputs = (read_only(k), None if setup.latent else read_only(v))
+    call = call_of(shape, (*inputs, *pages.arguments, *numbers), pages.reached)
     return Prepared(call, lambda: pages.check(k.astype(np.float64), v.astype(np.float64)))
 
 
@@ -100,6 +103,8 @@ class _Pages:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.spec = spec_of(setup.dtype, setup.kv_heads, setup.dim, 32)
+        if setup.latent:
+            self.spec = latent_spec(setup.dtype, setup.dim - setup.latent, setup.latent, 32)
         count = 2 * (max(setup.rows_of) + 1)
         self.reached = tuple(np.full(self.spec.page_bytes, 0xFF, np.uint8) for _ in range(count))
         first = read_only(np.array([2 * s for s in setup.rows_of], np.int32))
@@ -118,7 +123,8 @@ class _Pages:
             page = 2 * sequence + position // 32
             parts = parts_of(self.spec, self.reached[page][LAYER * self.spec.layer_bytes :])
             self._check_head(parts.keys, parts.key_scales, position % 32, keys[row])
-            self._check_head(parts.values, parts.value_scales, position % 32, values[row])
+            if not self.setup.latent:
+                self._check_head(parts.values, parts.value_scales, position % 32, values[row])
             touched[page, :, position % 32] = True
         for page, used in zip(self.reached, touched, strict=True):
             assert (page[: LAYER * self.spec.layer_bytes] == 0xFF).all()
@@ -150,6 +156,7 @@ INT8 = Setup("int8", 4, 2, 128, (5, 35, 6, 63), (0, 0, 1, 1))
 BF16 = Setup("bf16", 3, 1, 64, (31, 32, 0), (0, 0, 1), rotary=48, bias=False)
 PLAIN = Setup("int8", 2, 1, 64, (17, 18, 19, 16), (0, 0, 0, 0), norm=False, interleaved=True, clip=0.75)
 SUCCESSIVE = Setup("int8", 2, 1, 64, (30, 31, 32), (0, 0, 0), successive=True)
+LATENT = Setup("int8", 1, 1, 576, (30, 31, 32, 0), (0, 0, 0, 1), latent=64)
 CASES = [
     Case("successive", "prepare_heads", lambda: fused(SUCCESSIVE)),
     Case("append-successive", "prepare_heads", lambda: append(SUCCESSIVE)),
@@ -160,5 +167,7 @@ CASES = [
     Case("in-place-partial", "prepare_heads", lambda: in_place(BF16)),
     Case("in-place-clipped", "prepare_heads", lambda: in_place(PLAIN)),
     Case("append-int8", "prepare_heads", lambda: append(PLAIN), True),
+    Case("append-latent-int8", "prepare_heads", lambda: append(LATENT), True),
+    Case("append-latent-bf16", "prepare_heads", lambda: append(replace(LATENT, dtype="bf16"))),
     Case("append-bf16", "prepare_heads", lambda: append(BF16), True),
 ]

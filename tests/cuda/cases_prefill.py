@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from attention_pages import FilledPages, fill, turns_bytes
+from attention_pages import FilledPages, attended, fill, turns_bytes
 from cases import Case, Prepared, assert_close, call_of
 from kv_pages import spec_of
 from runners import read_only, unwritten
@@ -58,21 +58,9 @@ def prefill(setup: Setup) -> Prepared:
     numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window, setup.scale)
     call = call_of(shape, (*inputs, out, *numbers), pages.reached)
     reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
-    expected = _expected(setup, pages, q, sinks)
+    expected = attended(pages, setup.chunks, q * np.float64(setup.scale), setup.window, sinks)
     streams = {tuple(reached): _visible_bytes(setup, tiles)}
     return Prepared(call, lambda: assert_close(out, expected, 1.5e-2), streams)
-
-
-def _expected(setup: Setup, pages: FilledPages, q: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    ends = [(i, start + k + 1) for i, (start, count) in enumerate(setup.chunks) for k in range(count)]
-    expected = np.empty(q.shape)
-    for row, (sequence, end) in enumerate(ends):
-        for head in range(setup.heads):
-            keys, values = pages.visible(sequence, head // setup.per_kv_head, end, setup.window)
-            powers = np.exp(keys @ (q[row, head].astype(np.float64) * setup.scale))
-            sink = 0.0 if sinks is None else np.exp(np.float64(sinks[head]))
-            expected[row, head] = powers @ values / (powers.sum() + sink)
-    return expected
 
 
 def _visible_bytes(setup: Setup, tiles: np.ndarray) -> int:
@@ -102,4 +90,8 @@ CASES = [
     case("bf16-window", True, "bf16", 64, 6, 2, ((150, 23),), window=37),
     case("int8-one-head", False, "int8", 64, 2, 2, ((7, 70),)),
     case("bf16-sixteen-heads", False, "bf16", 64, 16, 1, ((33, 5),), page_tokens=48),
+    case("int8-80", True, "int8", 80, 6, 2, ((40, 18),)),
+    case("bf16-96", True, "bf16", 96, 4, 2, ((20, 17),)),
+    case("int8-16", False, "int8", 16, 4, 2, ((35, 20),), sinks=True),
+    case("bf16-48", False, "bf16", 48, 3, 1, ((0, 17), (33, 3))),
 ]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_pages import spec_of
 
-from strata.backends.cuda.attention import _require as require_attention
 from strata.backends.cuda.experts import Tables
 from strata.backends.cuda.experts import _require as require_experts
 from strata.backends.cuda.sources import kernel_source
@@ -71,9 +69,3 @@ def test_experts_without_kernels_are_refused() -> None:
 def test_every_format_of_the_store_has_kernels(file: str, suffix: str) -> None:
     entries = re.findall(r"^\w+_FORMAT\((\w+), ", kernel_source(file + suffix).text, re.MULTILINE)
     assert sorted(entries) == sorted(FORMATS)
-
-
-@pytest.mark.parametrize(("dim", "dtype", "page"), [(80, "int8", 32), (64, "f32", 32), (128, "bf16", 24)])
-def test_pages_without_kernels_are_refused(dim: int, dtype: str, page: int) -> None:
-    with pytest.raises(UnsupportedError, match="on a GPU"):
-        require_attention(spec_of(dtype, 1, dim, page))

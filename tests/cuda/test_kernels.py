@@ -14,6 +14,8 @@ import cases_linear_prefill
 import cases_norm
 import cases_prefill
 import cases_router
+import cases_verify
+import cases_wide
 import cases_wrappers
 import pytest
 from cases import Case
@@ -32,9 +34,11 @@ ALL = [
     *cases_embedding.CASES,
     *cases_attention.CASES,
     *cases_prefill.CASES,
+    *cases_wide.CASES,
     *cases_heads.CASES,
     *cases_router.CASES,
     *cases_head_topk.CASES,
+    *cases_verify.CASES,
 ]
 
 

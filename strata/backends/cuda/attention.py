@@ -19,8 +19,10 @@ from strata.device.base import Buffer, Launch
 from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
 
-HEAD_DIMS, PAGE_DTYPES = (64, 128), ("int8", "bf16")
-"""What csrc/cuda's attention has entries for."""
+HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 112, 128), (192, 256), (576, 512)
+"""Elements of heads that csrc/cuda has kernels for; of keys and values of latent attention."""
+PAGE_DTYPES = ("int8", "bf16")
+"""Not f32: tensor cores would round what they read to 16 bits, which is what bf16 pages hold."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,19 @@ class _Call:
     def spec(self) -> KvSpec:
         """Of the pages."""
         return self.places.cache.spec
+
+    @property
+    def wide(self) -> bool:
+        """Whether csrc/cuda/attention_wide.cuh computes it."""
+        return self.spec.key_dim not in HEAD_DIMS
+
+    def wide_shape(self, tiles: Tiles, splits: int) -> launch_shapes.LaunchShape:
+        """Of the kernel for wide heads."""
+        spec = self.spec
+        heads = (self.call.heads, spec.kv_heads)
+        return launch_shapes.attention_wide(
+            spec.dtype, spec.key_dim, spec.value_in_key, *heads, tiles.count, splits
+        )
 
     def geometry(self) -> tuple[int, ...]:
         """Arguments that all kernels of attention take."""
@@ -95,14 +110,17 @@ class CudaAttention:
         yield from _attend(whole, sinks, out, scratch)
 
     def _whole(self, q: Matrix, places: KvPlaces, call: AttentionCall) -> _Call:
-        _require(places.cache.spec)
+        per_kv_head = call.heads // places.cache.spec.kv_heads
+        require_attention(places.cache.spec, per_kv_head)
         blocks = places.blocks()
-        tables = self._of_batch(places, blocks, call.heads // places.cache.spec.kv_heads)
+        tables = self._of_batch(places, blocks, per_kv_head)
         return _Call(self._launcher, q, places, call, tables, blocks)
 
     def _of_batch(self, places: KvPlaces, blocks: list[Sequence[Buffer]], per_kv_head: int) -> BatchTables:
         if self._tables is None or self._tables[0] is not places.batch:
-            most = max(1, launch_shapes.PREFILL_ROWS // per_kv_head)
+            wide = places.cache.spec.key_dim not in HEAD_DIMS
+            rows = launch_shapes.WIDE_ROWS if wide else launch_shapes.PREFILL_ROWS
+            most = max(1, rows // per_kv_head)
             pages = [len(of_sequence) for of_sequence in blocks]
             self._tables = places.batch, batch_tables(places.batch, pages, most, places.pinned)
         return self._tables[1]
@@ -157,16 +175,15 @@ def _append(whole: _Call, k: Matrix, v: Matrix | None) -> Launch:
 
 
 def _prefill(whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix) -> Launch:
-    spec = whole.spec
-    shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count)
+    spec, scale = whole.spec, float(whole.call.scale)
     inputs = (whole.q.buffer, whole.places.table, tiles.table)
-    arguments: tuple[Operand, ...] = (
-        *inputs,
-        or_null(sinks),
-        out.buffer,
-        *whole.geometry(),
-        float(whole.call.scale),
-    )
+    arguments: tuple[Operand, ...]
+    if whole.wide:
+        shape = whole.wide_shape(tiles, 1)
+        arguments = (*inputs, or_null(sinks), NULL, out.buffer, *whole.geometry(), 1, scale)
+    else:
+        shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count)
+        arguments = (*inputs, or_null(sinks), out.buffer, *whole.geometry(), scale)
     reads = (*inputs, *_if_there(sinks), *whole.seen(tiles), out.buffer)  # rows of others stay
     return whole.launcher.make(shape, arguments, reads, (out.buffer,), whole.macs(tiles))
 
@@ -174,32 +191,54 @@ def _prefill(whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix) -> L
 def _decode(
     whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix, scratch: Arena
 ) -> Iterator[Launch]:
-    spec, heads, dim = whole.spec, whole.call.heads, whole.spec.key_dim
+    spec, heads, dim = whole.spec, whole.call.heads, whole.spec.value_dim
     sequences = [whole.places.batch.sequences[i] for i in tiles.sequences]
     longest = max(s.start + s.count for s in sequences)
-    groups = spec.kv_heads * -(-heads // spec.kv_heads // launch_shapes.ATTENTION_QUERIES)
+    of_group = launch_shapes.WIDE_ROWS if whole.wide else launch_shapes.ATTENTION_QUERIES
+    groups = spec.kv_heads * -(-heads // spec.kv_heads // of_group)
     splits = launch_shapes.attention_splits(longest, groups * tiles.count)
     partial = scratch.take(tiles.count * heads * splits * (dim + 2) * 4, "partial attention")
-    shape = launch_shapes.attention_decode(spec.dtype, dim, heads, spec.kv_heads, tiles.count, splits)
-    inputs = (whole.q.buffer, whole.places.table, tiles.table)
-    arguments: tuple[Operand, ...] = (*inputs, partial, *whole.geometry(), splits, float(whole.call.scale))
-    reads = (*inputs, *whole.seen(tiles))
-    yield whole.launcher.make(shape, arguments, reads, (partial,), whole.macs(tiles))
+    yield _split(whole, tiles, splits, partial)
     shape = launch_shapes.attention_combine(heads, tiles.count, dim)
     reads = (partial, tiles.table, *_if_there(sinks), out.buffer)
     joined = (partial, tiles.table, or_null(sinks), out.buffer, dim, splits)
     yield whole.launcher.make(shape, joined, reads, (out.buffer,))
 
 
+def _split(whole: _Call, tiles: Tiles, splits: int, partial: Buffer) -> Launch:
+    spec, scale = whole.spec, float(whole.call.scale)
+    inputs = (whole.q.buffer, whole.places.table, tiles.table)
+    arguments: tuple[Operand, ...]
+    if whole.wide:
+        shape = whole.wide_shape(tiles, splits)
+        arguments = (*inputs, NULL, partial, NULL, *whole.geometry(), splits, scale)
+    else:
+        heads = (whole.call.heads, spec.kv_heads)
+        shape = launch_shapes.attention_decode(spec.dtype, spec.key_dim, *heads, tiles.count, splits)
+        arguments = (*inputs, partial, *whole.geometry(), splits, scale)
+    reads = (*inputs, *whole.seen(tiles))
+    return whole.launcher.make(shape, arguments, reads, (partial,), whole.macs(tiles))
+
+
 def _if_there(matrix: Matrix | None) -> tuple[Buffer, ...]:
     return () if matrix is None else (matrix.buffer,)
 
 
-def _require(spec: KvSpec) -> None:
-    aligned = spec.page_tokens % launch_shapes.KV_TOKENS == 0
-    if spec.key_dim in HEAD_DIMS and spec.dtype in PAGE_DTYPES and aligned and not spec.value_in_key:
-        return
-    raise UnsupportedError(
-        f"attention on a GPU with heads of {spec.key_dim}, {spec.dtype} pages of {spec.page_tokens} tokens",
-        remedy=f"heads of {HEAD_DIMS}, {PAGE_DTYPES} pages of a multiple of {launch_shapes.KV_TOKENS} tokens",
-    )
+def require_attention(spec: KvSpec, per_kv_head: int) -> None:
+    """UnsupportedError when there is no kernel for these pages, whose heads so many query heads share."""
+    tokens = launch_shapes.KV_TOKENS
+    if spec.dtype not in PAGE_DTYPES or spec.page_tokens % tokens:
+        raise UnsupportedError(
+            f"attention on a GPU over {spec.dtype} pages of {spec.page_tokens} tokens",
+            remedy=f"kv.dtype {' or '.join(PAGE_DTYPES)}, and kv.page_tokens a multiple of {tokens}",
+        )
+    if spec.value_in_key:
+        known = (spec.key_dim, spec.value_dim) == LATENT_DIMS
+    else:
+        known = spec.key_dim in HEAD_DIMS + WIDE_DIMS and per_kv_head <= launch_shapes.PREFILL_ROWS
+    if not known:
+        kind = "latent keys" if spec.value_in_key else "heads"
+        raise UnsupportedError(
+            f"attention on a GPU with {kind} of {spec.key_dim} elements that {per_kv_head} query heads share",
+            remedy="run this model with device.use: cpu",
+        )

@@ -107,6 +107,23 @@ def attention_prefill(dtype: str, dim: int, kv_heads: int, tiles: int) -> Launch
     return LaunchShape(file, entry, (tiles, kv_heads, 1), 4 * WARP, shared)
 
 
+WIDE_ROWS = 16
+"""csrc/cuda/attention_wide.cuh: rows (token, query head) of a tile, and query heads of a group."""
+WIDE_WARPS = {192: 6, 256: 8, 576: 8}
+"""Warps that divide a key of so many elements."""
+
+
+def attention_wide(
+    dtype: str, key_dim: int, latent: bool, heads: int, kv_heads: int, tiles: int, splits: int
+) -> LaunchShape:
+    """latent: values are the beginning of keys."""
+    warps = WIDE_WARPS[key_dim]
+    groups = kv_heads * -(-heads // kv_heads // WIDE_ROWS)
+    file = "attention_latent" if latent else "attention_wide"
+    shared = 2 * (2 * warps + 2) * WARP * 16
+    return LaunchShape(file, f"{file}_{dtype}_{key_dim}", (splits, groups, tiles), warps * WARP, shared)
+
+
 COMMON_HEADS = (64, 128)
 """Elements of the heads that most models have; the kernels of others are compiled for those who need them."""
 
@@ -172,3 +189,8 @@ TOPK_SPAN = 4096
 def head_topk(rows: int, columns: int, span: int = TOPK_SPAN) -> LaunchShape:
     """Eight warps; a candidate of 12 bytes for each beside the span."""
     return LaunchShape("head_topk", "head_topk", (-(-columns // span), rows, 1), 256, span * 4 + 8 * 12)
+
+
+def verify_draft(sequences: int) -> LaunchShape:
+    """One warp per sequence."""
+    return LaunchShape("verify_draft", "verify_draft", (-(-sequences // 4), 1, 1), 4 * WARP, 0)

@@ -1,0 +1,34 @@
+"""A small model with latent attention on the emulated device: the CPU backend's tokens."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from test_cuda_kernel_set import cuda_backend, generated
+from tiny_model import TinyStore, mla_spec
+
+from strata.backends.cpu import CpuBackend
+from strata.plan.spec import MlaSpec, ModelSpec, RopeSpec
+
+
+def deepseek_spec() -> ModelSpec:
+    """DeepSeek's latent sizes, the others small."""
+    spec = mla_spec()
+    rope = RopeSpec("default", 1e4, 64, interleaved=True)
+    mla = MlaSpec(16, 512, 16, 64, 16)
+    return replace(spec, attention=replace(spec.attention, head_dim=80, scale=80**-0.5, rope=rope, mla=mla))
+
+
+def test_latent_attention_says_the_same_on_cuda_kernels() -> None:
+    """A prompt of 19 tokens goes by tiles, one of 5 by rows; then both decode."""
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++, which is not installed")
+    store, cpu = TinyStore(deepseek_spec()), CpuBackend(threads=1, activations="f32")
+    prompts = [[7 * i % 50 for i in range(19)], [3, 1, 4, 1, 5]]
+    wanted = generated(store, cpu, prompts, 3)
+    backend = cuda_backend(cpu, store, 5)
+    assert generated(store, backend, prompts, 3) == wanted
+    backend.check_integrity()
+    backend.close()
