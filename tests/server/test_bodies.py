@@ -153,7 +153,9 @@ def test_known_parameters_without_support_are_refused(tiny: Harness, name: str) 
 
 def test_unknown_parameters_are_named_in_a_header(tiny: Harness) -> None:
     given = dict.fromkeys(WITHOUT_EFFECT, "x")
-    reply = tiny.post(CHAT, hello(temprature=1, **given, other=[1], **{"new\nline": 1}, nothing=None))
+    # HTTP refuses headers that hold a line's end or that end in a space: the answer would be lost.
+    odd = dict.fromkeys(("new\nline", "", " ", "a ", "\t", "é", "x" * 65), 1)
+    reply = tiny.post(CHAT, hello(temprature=1, **given, other=[1], **odd, nothing=None))
     assert reply.status == 200 and reply.headers["x-ignored-parameters"] == "temprature, other"
     assert "x-ignored-parameters" not in tiny.post(CHAT, hello(**given)).headers
 

@@ -68,7 +68,9 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):
-        return bad_request(error.cause, param, "context_length_exceeded")
+        # OpenAI's words: litellm and agents that shorten their prompts look for them, not for the code.
+        limit = f"This model's maximum context length is {error.context_tokens} tokens"
+        return bad_request(f"{limit}: {error.cause}", param, "context_length_exceeded")
     if isinstance(error, RequestError):
         remedy = f" ({error.remedy})" if error.remedy else ""
         return bad_request(f"{error.cause}{remedy}", param)

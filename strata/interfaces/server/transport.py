@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from strata.interfaces.server.sse import EventStream, while_connected
 LOG_FIELDS = "strata.log"
 """Key of the ASGI scope: what the request's log line says beside the HTTP part."""
 _IGNORED_HEADER = "x-ignored-parameters"
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 async def whole_answer(
@@ -62,5 +64,5 @@ def finish(service: Service, http: HttpRequest, call: Call) -> None:
 
 def headers(unknown: Sequence[str]) -> dict[str, str]:
     """Names of parameters that nobody knows, so that a typo does not go unnoticed."""
-    names = [name for name in unknown if name.isascii() and name.isprintable() and len(name) <= 64]
+    names = [name for name in unknown if _NAME.fullmatch(name)]  # a header may not hold everything
     return {_IGNORED_HEADER: ", ".join(names[:16])} if names else {}
