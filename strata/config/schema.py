@@ -13,7 +13,7 @@ from typing import Any, Literal
 from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, NodesOr, Number, Size, Text, Texts
 from strata.core import MOST_DRAFTED, SamplingParams
 
-BUNDLED_MODELS = ("demo", "smollm2")
+BUNDLED_MODELS = ("demo", "demo-draft", "smollm2")
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,14 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Speculative decoding. use: auto is ngram (prompt n-grams, no second model).
+    """Speculative decoding. use: auto is draft where there is one, else ngram (prompt n-grams).
 
-    start, least, most: tokens of a draft; costs: drafts are cut to what pays, by measured step times.
+    draft: a small model with the same tokenizer, as model.path has it. start, least, most: tokens of a draft;
+    costs: drafts are cut to what pays, by measured step times.
     """
 
-    use: Literal["auto", "off", "ngram"] = "auto"
+    use: Literal["auto", "off", "ngram", "draft"] = "auto"
+    draft: str = ""
     start: int = 8
     least: int = 0
     most: int = MOST_DRAFTED
@@ -231,7 +233,8 @@ KINDS: dict[str, dict[str, Kind]] = {
         "max_running": Integer(1, 1024, word="auto"),
     },
     "speculative": {
-        "use": Choice(("auto", "off", "ngram")),
+        "use": Choice(("auto", "off", "ngram", "draft")),
+        "draft": Location(("", *BUNDLED_MODELS)),
         "start": Integer(0, MOST_DRAFTED),
         "least": Integer(0, MOST_DRAFTED),
         "most": Integer(0, MOST_DRAFTED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -258,9 +259,13 @@ class Engine:
         if self.speculator is None:
             return {}
         rooms = self.scheduler.draft_rooms()
-        return self.speculator.propose(
-            [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
-        )
+        asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
+        try:
+            return self.speculator.propose(asks)
+        except Exception as error:  # nobody needs a draft: the requests go on without
+            self.speculator = None
+            warnings.warn(f"no more speculative decoding: {error!r}", RuntimeWarning, stacklevel=2)
+            return {}
 
     def _verify(self, work: Work, logits: NDArray[np.float32]) -> list[Event]:
         """Sample after each known token as long as the draft is what was sampled.

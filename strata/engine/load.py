@@ -89,7 +89,7 @@ def load_engine(
         share_prefixes=share_prefixes,
     )
     placement = place(plan, store, numa, slices=backend == "cpu")
-    made = make_backend(backend, plan, activations)
+    made = cpu = make_backend(backend, plan, activations)
     heat = load_heat(store)
     if device is not None:
         reserve = int(plan.kv.pages * KV_RESERVE)
@@ -108,7 +108,8 @@ def load_engine(
     keep_heat(engine, heat, store)
     if speculation is not None:
         contents = contents_of_store(store.manifest)
-        engine.speculator = make_speculator(speculation, footprint(contents, engine.kv), plan, _clock(made))
+        own, known = footprint(contents, engine.kv), options.valid_tokens
+        engine.speculator = make_speculator(speculation, own, plan, cpu, known, _clock(made))
     return engine
 
 

@@ -71,7 +71,21 @@ class Sampler:
         scores = self.scores(logits, tokens)
         if self.params.temperature == 0.0:
             return int(scores.argmax())
-        return self._draw(scores)
+        return self._draw(scores, self.random.random())
+
+    def ahead(self, count: int) -> list[float]:
+        """The random numbers of the next `count` tokens, which stay the next ones."""
+        if self.params.temperature == 0.0:
+            return [0.0] * count
+        state = self.random.bit_generator.state
+        numbers: list[float] = self.random.random(count).tolist()
+        self.random.bit_generator.state = state
+        return numbers
+
+    def guess(self, logits: NDArray[np.float32], tokens: Sequence[int], number: float) -> int:
+        """What `sample` would choose with this random number; the sampler stays as it is."""
+        scores = self.scores(logits, tokens)
+        return int(scores.argmax()) if self.params.temperature == 0.0 else self._draw(scores, number)
 
     def scores(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after bias, constraint and penalties, f32 `[valid_tokens]`; -inf where an id is impossible.
@@ -91,13 +105,13 @@ class Sampler:
             _check(scores)
         return penalized(scores, tokens, self.params)
 
-    def _draw(self, scores: NDArray[np.float32]) -> int:
+    def _draw(self, scores: NDArray[np.float32], number: float) -> int:
         params = self.params
         candidates = top_k(scores, params.top_k)
         candidates = top_p(candidates, params.top_p)
         candidates = min_p(candidates, params.min_p)
         cumulated = np.cumsum(candidates.probabilities(params.temperature))
-        place = np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right")
+        place = np.searchsorted(cumulated, number * cumulated[-1], side="right")
         # The product may round up to the total: it then belongs to the last candidate with a chance.
         last_possible = np.searchsorted(cumulated, cumulated[-1], side="left")
         return int(candidates.ids[min(place, last_possible)])

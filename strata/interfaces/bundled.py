@@ -1,4 +1,4 @@
-"""Models that are named, not pathed: `demo` inside the package, `smollm2` from a package of its own."""
+"""Models that are named, not pathed: `demo` and its draft in the package, `smollm2` in one of its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strata.store.manifest import MANIFEST
 
 def model_path(asked: str) -> Path:
     """The path of a bundled model; any other text is a path itself. IncompleteError: it is not installed."""
-    if asked == "demo":
-        return _demo_store()
+    if asked in ("demo", "demo-draft"):
+        return _demo_store("draft" if asked == "demo-draft" else "moe")
     return _smollm2_file() if asked == "smollm2" else Path(asked)
 
 
-def _demo_store() -> Path:
+def _demo_store(name: str) -> Path:
     """The store inside the package."""
-    path = Path(str(importlib.resources.files("strata"))) / "demo" / "moe"
+    path = Path(str(importlib.resources.files("strata"))) / "demo" / name
     if not (path / MANIFEST).is_file():
         raise IncompleteError(
             f"the demo model is missing: no {path / MANIFEST}", remedy="install Strata again"

@@ -150,7 +150,7 @@ def open_model(
         activations=config.backend.activations,
         valid_tokens=tokenizer.vocab_size,
         device=device_run(config, machine),
-        speculation=speculation_options(config, machine),
+        speculation=speculation_options(config, machine, tokenizer, progress),
     )
     return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
 

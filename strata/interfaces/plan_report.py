@@ -107,6 +107,11 @@ def _facts(plan: Plan) -> Iterator[str]:
         f"{format_size(kv.nbytes)} of {kv.dtype} KV ({kv.nbytes} bytes, {kv.pages} pages), on the {kv.tier}"
     )
     yield f"step      at most {plan.running} requests, {plan.chunk} prompt tokens"
+    if plan.draft:
+        yield (
+            f"draft     {printable(plan.draft.model)}: {format_size(plan.draft.weights)} of weights, "
+            f"{format_size(plan.draft.nbytes)} of KV for {plan.draft.context} tokens, on the host"
+        )
     for node in plan.threads:
         where = f"on CPUs {format_cpu_list(node.cpus)}" if plan.bind else "unbound"
         yield f"threads   node {node.node}: {len(node.cpus)}, {where}"

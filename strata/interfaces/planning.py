@@ -14,6 +14,7 @@ from strata.hardware.profile import HardwareProfile
 from strata.interfaces.bundled import model_path
 from strata.interfaces.importing import resolve_checkpoint
 from strata.interfaces.inspection import bare_config
+from strata.interfaces.speculation import draft_name
 from strata.interfaces.stores import convert_options
 from strata.model.footprint import (
     Contents,
@@ -121,6 +122,15 @@ def _other_formats(
     return found
 
 
+def _draft_of(config: Config) -> Footprint | None:
+    """The numbers of the draft model, if one is to be used. Raises as `plan_model`."""
+    name = draft_name(config)
+    if not name:
+        return None
+    contents = _contents(model_path(name), convert_options(config.convert))
+    return _footprint(contents, config.kv.dtype, config.kv.page_tokens)
+
+
 def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
     """What a configuration asks of the planner."""
     kv, device, numa = config.kv, config.device, config.host.numa
@@ -142,6 +152,7 @@ def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
         kv_tier=None if kv.tier == "auto" else kv.tier,
         kv_bytes=kv.size,
         host_memory=config.host.memory,
+        draft=_draft_of(config),
         spread=next((spread for spread in SPREADS if spread == numa), None),
         numa=numa != "off",
         nodes=numa if isinstance(numa, tuple) else None,

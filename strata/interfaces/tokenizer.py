@@ -111,6 +111,10 @@ class Tokenizer:
         count = min(self._bytes.strip_first, len(text) - len(text.lstrip(" ")))
         return text[count:]
 
+    def spelling(self) -> dict[int, str]:
+        """Every id with the text that the vocabulary has for it."""
+        return {index: text for text, index in self._encoder.get_vocab(with_added_tokens=True).items()}
+
     def token_bytes(self, index: int) -> bytes:
         """The bytes of one token; empty for ids past the vocabulary (padded embeddings)."""
         known = self._known_bytes.get(index)

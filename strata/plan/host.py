@@ -48,7 +48,9 @@ def host_memory(
     own = Part("shared weights", shared)
     if on_device:
         own = Part("embedding", 0 if model.tied else model.embedding)
-    fixed = (Part("process", min(PROCESS_BYTES, total // PROCESS_SHARE)), own)
+    fixed: tuple[Part, ...] = (Part("process", min(PROCESS_BYTES, total // PROCESS_SHARE)), own)
+    if options.draft is not None:
+        fixed = (*fixed, Part("draft weights", options.draft.total, options.draft.name))
     room = total - sum(part.nbytes for part in fixed)
     if room < model.page_bytes:
         raise CapacityError(
@@ -66,13 +68,16 @@ def plan_host(
     memory: HostMemory,
     kv_bytes: int,
     threads: Mapping[int, int],
+    draft_bytes: int = 0,
 ) -> HostPlan:
-    """Experts into what `kv_bytes` of KV leave; what does not fit stays on disk. threads: by node.
+    """Experts into what `kv_bytes` of KV, and the draft's, leave; what does not fit stays on disk.
+
+    threads: by node.
 
     Raises CapacityError when the asked spread does not fit and another one does, or cannot work from disk.
     """
-    room = memory.room - kv_bytes
-    rooms = _node_rooms(hardware, memory, kv_bytes)
+    room = memory.room - kv_bytes - draft_bytes
+    rooms = _node_rooms(hardware, memory, kv_bytes + draft_bytes)
     spreads = tuple(_spread(model, rooms, room, spread) for spread in SPREADS)
     even = options.numa and _even(hardware, threads)
     spread = _choose(model, rooms, room, spreads, options.spread, even)
@@ -83,6 +88,7 @@ def plan_host(
     nbytes = one * copies
     parts = [*memory.fixed, Part("experts", nbytes, f"{held} of {model.expert_count}")]
     parts += [Part("KV pages", kv_bytes)] if kv_bytes else []
+    parts += [Part("draft KV", draft_bytes)] if draft_bytes else []
     parts.append(Part("free", memory.total - sum(part.nbytes for part in parts)))
     return HostPlan(memory.total, tuple(parts), held, model.expert_total - one, spread, spreads)
 

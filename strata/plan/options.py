@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strata.plan.cost import Misses, Spread
+from strata.plan.footprint import Footprint
 
 RESERVE = 3 << 30
 """Device memory that stays free, as field report A needed it for 8 hours of serving."""
@@ -28,7 +29,7 @@ class PlanOptions:
     predictions. device False: the card stays idle. device_memory: of the card, all of it unless told;
     reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the device,
     over the whole model. kv_bytes: of the KV cache, on whatever tier. numa False: nothing is bound to memory
-    nodes; nodes: those that threads and experts may be on.
+    nodes; nodes: those that threads and experts may be on. draft: the model that proposes tokens.
     """
 
     context: int | None = None
@@ -45,6 +46,7 @@ class PlanOptions:
     misses: Misses = "auto"
     kv_tier: Tier | None = None
     kv_bytes: int | None = None
+    draft: Footprint | None = None
     host_memory: int | None = None
     spread: Spread | None = None
     numa: bool = True

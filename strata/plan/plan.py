@@ -87,6 +87,19 @@ class KvPlan:
 
 
 @dataclass(frozen=True)
+class DraftPlan:
+    """The model that proposes tokens, at the host. nbytes: of all `pages` of its KV cache. context: tokens of
+    a request that it can read, 0 where its KV cache does not fit."""
+
+    model: str
+    weights: int
+    context: int
+    page_tokens: int
+    pages: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A predicted speed. tokens_per_second: with published routing; floor: with uniform routing.
 
@@ -142,6 +155,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     nodes: tuple[int, ...] = ()
+    draft: DraftPlan | None = None
 
     @property
     def teams(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from strata.plan.host import HostMemory, host_memory, plan_host
 from strata.plan.kv import AUTO_KV_SHARE, KvNeed, KvSize, auto_budget, check_context, kv_size
 from strata.plan.nodes import choose_nodes
 from strata.plan.options import PlanOptions, Tier
-from strata.plan.plan import DevicePlan, HostPlan, KvPlan, NodeThreads, Part, Plan, Prediction
+from strata.plan.plan import DevicePlan, DraftPlan, HostPlan, KvPlan, NodeThreads, Part, Plan, Prediction
 from strata.plan.routing import UNIFORM, HitCurve, published_curve
 
 DEPTH = 4096
@@ -46,8 +46,9 @@ def make_plan(model: Footprint, hardware: HardwareProfile, options: PlanOptions)
     return planner.finish(best, idle)
 
 
-def _need(model: Footprint) -> KvNeed:
-    return KvNeed(model.name, model.context, model.page_tokens, model.page_bytes)
+def _need(model: Footprint, beside: int = 0) -> KvNeed:
+    """beside: bytes of the draft's page that every page of the model needs in the same memory."""
+    return KvNeed(model.name, model.context, model.page_tokens, model.page_bytes + beside)
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,13 @@ class _Planner:
             share = AUTO_KV_SHARE if options.context is None else 1.0
             kv = self._kv("device", int(room * share))
             part = Part("KV pages", kv.nbytes, f"{kv.pages} of {kv.page_tokens} tokens, {kv.dtype}")
-            at_host = self._host(host, 0)
+            at_host = self._host(host, 0, kv)
             return _Draft(cut(model, memory, options, part, kv.nbytes), at_host, kv)
         budget = self._host_budget(host, model.expert_total)
         staged = room // staging_bytes(model, model.page_tokens, 1) * model.page_bytes
         kv = self._kv("host", min(budget, staged))
         part = Part("KV staging", staging_bytes(model, kv.context, options.requests), "two layers at a time")
-        at_host = self._host(host, kv.nbytes)
+        at_host = self._host(host, kv.nbytes, kv)
         return _Draft(cut(model, memory, options, part, 0), at_host, kv)
 
     def on_host(self) -> _Draft:
@@ -105,10 +106,27 @@ class _Planner:
         options = self.options
         host = host_memory(self.model, self.hardware, options, on_device=False)
         kv = self._kv("host", self._host_budget(host, self.model.total))
-        return _Draft(None, self._host(host, kv.nbytes), kv)
+        return _Draft(None, self._host(host, kv.nbytes, kv), kv)
 
-    def _host(self, memory: HostMemory, kv_bytes: int) -> HostPlan:
-        return plan_host(self.model, self.hardware, self.options, memory, kv_bytes, self.choice.counts)
+    def _host(self, memory: HostMemory, kv_bytes: int, kv: KvPlan) -> HostPlan:
+        draft = self._draft(kv, memory.room - kv_bytes)
+        counts, draft_bytes = self.choice.counts, draft.nbytes if draft else 0
+        return plan_host(self.model, self.hardware, self.options, memory, kv_bytes, counts, draft_bytes)
+
+    def _draft(self, kv: KvPlan, room: int) -> DraftPlan | None:
+        """The draft's KV: as many requests with as much context, as far as it was made for that."""
+        draft = self.options.draft
+        if draft is None:
+            return None
+        context = min(kv.context, draft.context)
+        pages = draft.pages(context, kv.requests)
+        if pages * draft.page_bytes > room:
+            context = pages = 0
+        return DraftPlan(draft.name, draft.total, context, kv.page_tokens, pages, pages * draft.page_bytes)
+
+    def _draft_of(self, host: HostPlan, kv: KvPlan) -> DraftPlan | None:
+        """The same, by what the host's plan has for it."""
+        return self._draft(kv, sum(part.nbytes for part in host.parts if part.name == "draft KV"))
 
     def _host_budget(self, host: HostMemory, weights: int) -> int:
         """Bytes of host memory for KV: the same as a run without a device takes."""
@@ -119,7 +137,8 @@ class _Planner:
     def _kv(self, tier: Tier, budget: int) -> KvPlan:
         model, options = self.model, self.options
         limit = budget if options.kv_bytes is None else min(budget, options.kv_bytes)
-        size: KvSize = kv_size(_need(model), options.context, max(0, limit), options.requests)
+        beside = options.draft.page_bytes if options.draft and tier == "host" else 0
+        size: KvSize = kv_size(_need(model, beside), options.context, max(0, limit), options.requests)
         nbytes = size.pages * model.page_bytes
         return KvPlan(
             tier, model.kv_dtype, size.context, options.requests, model.page_tokens, size.pages, nbytes
@@ -158,6 +177,7 @@ class _Planner:
             device=draft.device,
             host=draft.host,
             kv=draft.kv,
+            draft=self._draft_of(draft.host, draft.kv),
             misses=self.options.misses if draft.device else "cpu",
             chunk=self.options.chunk,
             running=self.options.running,

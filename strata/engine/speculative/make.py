@@ -5,31 +5,69 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
+from strata.backends.base import Backend, KvDtype, KvSpec
 from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.proposer import Proposer
 from strata.engine.speculative.speculator import Speculator
+from strata.errors import CapacityError, ConfigError
 from strata.hardware.profile import HardwareProfile
+from strata.model.decoder import Decoder
 from strata.plan.decode_cost import DecodeCost
 from strata.plan.footprint import Footprint
 from strata.plan.plan import Plan
+from strata.store.reader import Store
 
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """machine: what the plan was made for. costs: whether steps' times cut the lengths further."""
+    """machine: what the plan was made for. costs: whether steps' times cut the lengths further.
+
+    draft: the store of the model that proposes, which the plan must have room for; None: prompt n-grams.
+    """
 
     machine: HardwareProfile
     lengths: LengthOptions = field(default_factory=LengthOptions)
     costs: bool = True
+    draft: Path | None = None
 
 
 def make_speculator(
     options: SpeculationOptions,
     model: Footprint,
     plan: Plan,
+    backend: Backend,
+    valid_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speculator:
-    """For an engine that runs `model` by `plan`. clock: that of its steps."""
+    """For an engine that runs `model` by `plan`. clock: that of its steps.
+
+    backend: what a draft model computes on. valid_tokens: ids that both models know. CapacityError when the
+    plan has no room for the draft, ConfigError when it knows fewer ids.
+    """
     estimate = DecodeCost(model, plan, options.machine) if options.costs else None
-    return Speculator(NgramProposer(), options.lengths, estimate, clock)
+    proposer: Proposer = NgramProposer()
+    if options.draft is not None:
+        proposer = _draft(options.draft, plan, backend, valid_tokens)
+    return Speculator(proposer, options.lengths, estimate, clock)
+
+
+def _draft(path: Path, plan: Plan, backend: Backend, valid_tokens: int) -> DraftModel:
+    store = Store.open(path)
+    room = plan.draft
+    if room is None or not room.pages:
+        raise CapacityError(
+            f"the plan has no memory for the KV cache of the draft model {store.spec.name}",
+            remedy="choose a smaller model.context or engine.requests, or speculative.use: ngram",
+        )
+    if store.spec.vocab < valid_tokens:
+        raise ConfigError(
+            f"the draft model {store.spec.name} has {store.spec.vocab} token ids, the model {valid_tokens}",
+            remedy="choose a draft with the same tokenizer, or speculative.use: ngram",
+        )
+    kv = KvSpec.of(store.spec, room.page_tokens, cast(KvDtype, plan.kv.dtype))
+    return DraftModel(Decoder(store.spec, store, backend), kv, room.pages, room.context, plan.chunk)

@@ -10,6 +10,7 @@ import click
 from strata.config import Override
 
 FLAGS = (
+    (("-md", "--model-draft", "--draft-model"), "speculative.draft", "PATH", "Small model that proposes."),
     (("--draft", "--draft-max", "--draft-n"), "speculative.most", "N", "Tokens of a draft, at most [16]."),
 )
 

@@ -1,0 +1,146 @@
+"""A small model proposes: it reads the same text with KV pages of its own, and writes on a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.backends.base import KvSpec
+from strata.core import Request
+from strata.engine.executor import Executor
+from strata.engine.scheduler import Work
+from strata.engine.speculative.proposer import Ask, Proposal
+from strata.errors import StrataError
+from strata.memory.kv_pages import KvPages, PageCopy
+from strata.model.decoder import Decoder
+
+
+@dataclass
+class _Text:
+    """The draft's side of a request. tokens beyond `certain` are its own guesses.
+
+    limit: tokens that its pages may hold. copy: of a shared page, before the first work.
+    """
+
+    own: Request
+    certain: int
+    limit: int
+    copy: PageCopy | None = None
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Take in how the text really went on; what the draft computed of other guesses is void."""
+        mine = self.own.tokens
+        same = self.certain
+        while same < min(len(mine), len(tokens)) and mine[same] == tokens[same]:
+            same += 1
+        del mine[same:]
+        mine += tokens[same:]
+        self.own.computed = min(self.own.computed, same, len(mine) - 1)
+        self.certain = len(mine)
+
+    def work(self, stop: int) -> Work:
+        """Tokens up to `stop`; the logits of the last one where it is the last there is."""
+        start, copy, self.copy = self.own.computed, self.copy, None
+        return Work(self.own, start, stop - start, stop == len(self.own.tokens), self.own.pages, copy)
+
+
+class DraftModel:
+    """See `Proposer`. A request whose text does not fit the draft's context or pages gets no proposals.
+
+    decoder: of a backend on the CPU; it works while the engine's own does not, on the same threads. Each
+    token is what the request's sampler would choose from the draft's logits with the random number that it
+    will use at that place: where both models agree on the likely tokens, they then choose the same one.
+    """
+
+    name = "draft"
+    free = False
+
+    def __init__(self, decoder: Decoder, kv: KvSpec, pages: int, context: int, chunk: int) -> None:
+        self.decoder = decoder
+        self.context = context
+        self.pages = KvPages(pages, kv.page_tokens)
+        self._chunk = chunk
+        self._executor = Executor(decoder, decoder.backend.kv_cache(kv, pages))
+        self._texts: dict[str, _Text] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """The asked requests go forward together, a token at a time."""
+        drafts: list[list[int]] = [[] for _ in asks]
+        ready = []
+        for place, ask in enumerate(asks):
+            text = self._text(ask.request)
+            if text is not None and self._catch_up(text, ask.request):
+                numbers = ask.sampler.ahead(ask.count)
+                ready.append((place, ask, text, numbers, min(ask.count, text.limit - len(text.own.tokens))))
+        for step in range(max((count for *_, count in ready), default=0)):
+            going = [entry for entry in ready if step < entry[-1] and len(drafts[entry[0]]) == step]
+            logits = self._run([text.work(len(text.own.tokens)) for _, _, text, _, _ in going])
+            for row, (place, ask, text, numbers, _) in zip(logits, going, strict=True):
+                try:
+                    token = ask.sampler.guess(row, text.own.tokens, numbers[step])
+                except StrataError:
+                    continue  # logits without a possible token: the draft ends here
+                text.own.tokens.append(token)
+                drafts[place].append(token)
+        return [Proposal(tuple(draft)) for draft in drafts]
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        """Compute as much of the prompts as the engine has, in the same chunks."""
+        works = []
+        for request in requests:
+            text = self._text(request)
+            if text is not None and request.computed > text.own.computed:
+                stop = min(request.computed, text.own.computed + self._chunk, len(text.own.tokens) - 1)
+                works += [text.work(stop)] if stop > text.own.computed else []
+        if works:
+            self._run(works)
+
+    def forget(self, request_id: str) -> None:
+        """Free its pages; what they hold of the text may serve the next turn of a conversation."""
+        text = self._texts.pop(request_id, None)
+        if text is None:
+            return
+        del text.own.tokens[text.certain :]
+        text.own.computed = min(text.own.computed, text.certain - 1)
+        self.pages.release(text.own)
+
+    def check_integrity(self, running: set[str]) -> None:
+        """AssertionError when pages are lost, or held by somebody who ended."""
+        self.pages.check_integrity()
+        if not set(self._texts) <= running:
+            raise AssertionError(f"drafts of {set(self._texts) - running} hold pages, {running} run")
+
+    def _text(self, request: Request) -> _Text | None:
+        """The draft's side of a request, with pages promised; None: it does not fit (now)."""
+        text = self._texts.get(request.request_id)
+        if text is not None:
+            return text
+        asked = request.sampling.max_tokens
+        longest = self.context if asked is None else len(request.prompt) + asked
+        limit = min(self.context, longest)
+        own = Request(request.request_id, list(request.tokens), request.sampling)
+        if limit <= len(request.tokens) or not self.pages.fits(own, limit):
+            return None
+        copy = self.pages.reserve(own, limit)
+        text = self._texts[request.request_id] = _Text(own, len(own.tokens), limit, copy)
+        return text
+
+    def _catch_up(self, text: _Text, request: Request) -> bool:
+        """Read the text; whether so little is left to compute that a proposal can be made now."""
+        text.read(request.tokens)
+        self.pages.publish(text.own)
+        if len(text.own.tokens) >= text.limit:
+            return False
+        if len(text.own.tokens) - text.own.computed <= self._chunk:
+            return True
+        self._run([text.work(text.own.computed + self._chunk)])
+        return False
+
+    def _run(self, works: list[Work]) -> NDArray[np.float32]:
+        """Logits of the works that complete their texts."""
+        for work in works:
+            self.pages.extend(work.request, work.start + work.count)
+        return self._executor.run(works)
