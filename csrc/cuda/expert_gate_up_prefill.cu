@@ -47,23 +47,24 @@ DEVICE float2 gated_pair(const float (&sums)[4], bool upper, const Gating& gatin
     return result;
 }
 
-// The block's hidden in shared memory, one unit per pair, its chunks placed as in a stage.
+// The block's hidden in shared memory, one unit per pair, its chunks placed as in a stage. A warp has the
+// same word of four chunks: in two of them it changes places with a neighbour, or two lanes would share a
+// bank.
 DEVICE bf16* hidden_place(u8* shared, int pair, int chunk) {
     return reinterpret_cast<bf16*>(shared + pair * kRowUnitBytes + (chunk ^ pair % 8) * 16);
 }
 
-DEVICE void put_hidden(u8* shared, const float (&sums)[kHiddenTiles][4], int pairs, const Gating& gating,
-                       Lane lane) {
+DEVICE void put_hidden(u8* shared, const float (&sums)[kHiddenTiles][4], const Gating& gating, Lane lane) {
     const int warp = threadIdx.x / kWarp, quarter = lane.group % 4;
     const bool upper = lane.group >= 4;
-    const int word = packed_word(warp * kElements, quarter / 2 * 2), place = word % 4 * 2 + quarter % 2;
+    const int word = packed_word(warp * kElements, quarter / 2 * 2), chunk = word / 4;
+    const int place = (word % 4 ^ chunk / 2 % 2) * 2 + quarter % 2;
 #pragma unroll
     for (int tile = 0; tile < kHiddenTiles; ++tile) {
         const float2 values = gated_pair(sums[tile], upper, gating);
         const int pair = tile * 8 + 2 * lane.member + upper;
-        if (pair >= pairs) continue;
-        hidden_place(shared, pair, word / 4)[place] = to_bf16(values.x);
-        hidden_place(shared, pair, word / 4 + 1)[place] = to_bf16(values.y);
+        hidden_place(shared, pair, chunk)[place] = to_bf16(values.x);
+        hidden_place(shared, pair, chunk + 1)[place] = to_bf16(values.y);
     }
 }
 
@@ -78,6 +79,7 @@ DEVICE void store_hidden(u8* shared, const HiddenRows& hidden, int first, int pa
         uint4 eight = make_uint4(0, 0, 0, 0);
         if (pair < pairs) {
             eight = *reinterpret_cast<const uint4*>(hidden_place(shared, pair, chunk));
+            if (chunk / 2 % 2) eight = make_uint4(eight.y, eight.x, eight.w, eight.z);
             *reinterpret_cast<uint4*>(hidden.values + unit * kRowUnitBytes + chunk * 16) = eight;
         }
         if (hidden.totals == nullptr) continue;
@@ -120,7 +122,7 @@ DEVICE void expert_gate_up_prefill(const ExpertTable& experts, const int* token_
         const float* const bias = reinterpret_cast<const float*>(record + shape.bias);
         add_bias(bias + (slice * blocks + row_block) * kRowBlock + 2 * lane.group, sums);
     }
-    put_hidden(shared, sums, pairs, gating, lane);
+    put_hidden(shared, sums, gating, lane);
     __syncthreads();
     store_hidden(shared, hidden, first, pairs);
 }

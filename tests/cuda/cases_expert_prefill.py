@@ -97,7 +97,7 @@ def stream(setup: Setup, bytes_per_expert: int, first: int) -> dict[tuple[int, .
 GATE_UP = {
     **{f"{fmt}-stages": Setup(fmt, 320, 24, 1, (3, 18)) for fmt in FORMATS},
     "w4g64-many": Setup("w4g64", 136, 72, 1, (3, 70, 0, 9)),
-    "mxfp4-biases": Setup("mxfp4", 72, 136, 1, (5, 17), biases=True, kind="swiglu_clamped"),
+    "mxfp4-biases": Setup("mxfp4", 72, 256, 2, (5, 17), biases=True, kind="swiglu_clamped"),
     "w4g32m-slices": Setup("w4g32m", 64, 256, 2, (9,), kind="gelu_tanh"),
     "w4g128-slices": Setup("w4g128", 72, 256, 2, (4,)),
 }

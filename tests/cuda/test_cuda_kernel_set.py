@@ -17,6 +17,7 @@ from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.options import HybridOptions
 from strata.config import load_config
 from strata.core import Request, SamplingParams
+from strata.device.base import Kernel
 from strata.device.emulated import EmulatedDevice
 from strata.device.figures import DeviceFigures, LinkFigures
 from strata.engine.engine import Engine, EngineOptions
@@ -33,7 +34,21 @@ SPEEDS = Speeds(1e9, 1e9, 1e9, device_read=1e9, device_macs=1e9, to_device=1e9, 
 SLOTS = 64  # of 6 x 32 experts: some stay, some come and go
 
 
-def cuda_backend(cpu: CpuBackend, store: Store, prefill_from: int) -> HybridBackend:
+class NotingLoader(EmulatedLoader):
+    """Remembers which kernel files were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: set[str] = set()
+
+    def kernel(self, file: str, entry: str) -> Kernel:
+        self.files.add(file)
+        return super().kernel(file, entry)
+
+
+def cuda_backend(
+    cpu: CpuBackend, store: Store, loader: NotingLoader, prefill: PrefillChoice
+) -> HybridBackend:
     spec = store.spec
     records = [store.expert_layout(i).record_bytes for i in range(spec.layers) if spec.is_moe(i)]
     options = HybridOptions(
@@ -46,7 +61,7 @@ def cuda_backend(cpu: CpuBackend, store: Store, prefill_from: int) -> HybridBack
         blocks=32,
         simulated=SPEEDS,
     )
-    kernels = CudaKernels(EmulatedLoader(), PrefillChoice(rows=prefill_from))
+    kernels = CudaKernels(loader, prefill)
     return HybridBackend(EmulatedDevice(FIGURES, seed=3), kernels, cpu, spec, options)
 
 
@@ -80,17 +95,25 @@ def questions(count: int) -> list[list[int]]:
 # Every thread of every block is run: two questions of the MoE, seven tokens each, agree too but take 12 s.
 # The demo's prompts are short: with 5 tokens and more it takes the kernels that real prompts take.
 @pytest.mark.parametrize(
-    ("name", "asked", "tokens", "prefill_from"), [("moe", 1, 4, 99), ("moe", 1, 2, 5), ("draft", 2, 5, 5)]
+    ("name", "asked", "tokens", "prefill", "files"),
+    [
+        ("moe", 1, 4, PrefillChoice(rows=99), {"linear", "expert_gate_up", "expert_down"}),
+        ("moe", 1, 2, PrefillChoice(rows=5), {"expert_gate_up_prefill", "expert_down_prefill"}),
+        ("draft", 2, 5, PrefillChoice(rows=5), {"linear", "linear_prefill"}),
+        ("draft", 1, 3, PrefillChoice(rows=5, int8=True), {"linear_prefill", "linear_w8a8"}),
+    ],
 )
 def test_the_demo_says_the_same_on_cuda_kernels(
-    name: str, asked: int, tokens: int, prefill_from: int
+    name: str, asked: int, tokens: int, prefill: PrefillChoice, files: set[str]
 ) -> None:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++, which is not installed")
     store, cpu = Store.open(DEMO / name), CpuBackend(threads=1, activations="f32")
     prompts = questions(asked)
     wanted = generated(store, cpu, prompts, tokens)
-    backend = cuda_backend(cpu, store, prefill_from)
+    loader = NotingLoader()
+    backend = cuda_backend(cpu, store, loader, prefill)
     assert generated(store, backend, prompts, tokens) == wanted
+    assert files <= loader.files
     backend.check_integrity()
     backend.close()

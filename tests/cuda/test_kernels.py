@@ -15,6 +15,7 @@ import cases_norm
 import cases_prefill
 import cases_router
 import cases_verify
+import cases_w8a8
 import cases_wide
 import cases_wrappers
 import pytest
@@ -28,6 +29,7 @@ ALL = [
     *cases_norm.CASES,
     *cases_linear.CASES,
     *cases_linear_prefill.CASES,
+    *cases_w8a8.CASES,
     *cases_experts.CASES,
     *cases_expert_prefill.CASES,
     *cases_elements.CASES,

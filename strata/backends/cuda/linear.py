@@ -30,6 +30,9 @@ def linear_launches(
     product is scaled by before it joins `out`; None: it becomes `out`."""
     packed = weight.shape
     require_multiple("linear", "columns", packed.cols, 8)
+    if choice.int8 and packed.format.name == "w8" and not heads:
+        yield from _w8a8(launcher, x, weight, bias, out, scratch, choice, add)
+        return
     if choice.linear(packed.nbytes, packed.cols * max(heads, 1), x.rows):
         yield from _prefill(launcher, x, weight, bias, out, heads, scratch, add)
         return
@@ -71,6 +74,33 @@ def _prefill(
         kept = _kept(out, add) if totals is None else (totals, *_kept(out, add))
         reads = _reads(weight, bias, values, *kept)
         yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
+
+
+def _w8a8(
+    launcher: Launcher,
+    x: Matrix,
+    weight: PackedOnDevice,
+    bias: Matrix | None,
+    out: Matrix,
+    scratch: Arena,
+    choice: PrefillChoice,
+    add: float | None,
+) -> Iterator[Launch]:
+    packed = weight.shape
+    units = packed.padded_cols // UNIT_COLS
+    with scratch.scope() as room:
+        codes = room.take(x.rows * units * UNIT_COLS, "int8 activations")
+        scales = room.take(x.rows * 4, "scales of activations")
+        shape = prefill_shapes.quantize_rows(x.rows)
+        arguments = (x.buffer, codes, scales, packed.cols // 4, units * UNIT_COLS // 4)
+        yield launcher.make(shape, arguments, (x.buffer,), (codes, scales))
+        many = choice.linear(packed.nbytes, packed.cols, x.rows)
+        shape_of = prefill_shapes.linear_w8a8_prefill if many else prefill_shapes.linear_w8a8
+        sizes = (packed.rows, units, x.rows)
+        operands = (weight.buffer, codes, scales, or_null(bias), out.buffer, *sizes, *_joins(add))
+        reads = _reads(weight, bias, codes, scales, *_kept(out, add))
+        macs = x.rows * packed.rows * packed.cols
+        yield launcher.make(shape_of(packed.rows, x.rows), operands, reads, (out.buffer,), macs)
 
 
 def pack_launch(

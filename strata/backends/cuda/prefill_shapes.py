@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.backends.cuda.launch_shapes import WARP, LaunchShape
+from strata.backends.cuda.launch_shapes import TILE_TOKENS, TILE_WARPS, WARP, LaunchShape, partial_sums_bytes
 from strata.store.formats import FORMATS
 
 PREFILL_WARPS, PREFILL_STAGES, EXPERT_PAIRS = 8, 3, 64
@@ -21,10 +21,12 @@ class PrefillChoice:
     """Whether kernels for prompts are quicker, by bytes; or from `rows` rows on (in tests).
 
     The others read weights once per 16 tokens, these once per tile of 64 (experts) or 128, but x must be
-    packed first: 6 bytes per number and a launch, which is worth LAUNCH_BYTES.
+    packed first: 6 bytes per number and a launch, which is worth LAUNCH_BYTES. int8: matrices in w8 take
+    activations in int8 with a scale per row, for one row and for many.
     """
 
     rows: int | None = None
+    int8: bool = False
 
     def linear(self, nbytes: int, columns: int, rows: int) -> bool:
         """nbytes: of the matrix; columns: of x."""
@@ -92,3 +94,30 @@ def _expert_shape(file: str, fmt: str, parts: int, experts: int, most: int) -> L
     grid = (_tiles(most, EXPERT_PAIRS), experts, parts)
     shared = prefill_stage_bytes(fmt, EXPERT_PAIRS)
     return LaunchShape(file, f"{file}_{fmt}", grid, PREFILL_WARPS * WARP, shared)
+
+
+W8_TOKENS, W8_STAGES, W8_BLOCKS = 64, 4, 2
+"""csrc/cuda/linear_w8a8_prefill.cu: tokens of a block, stages, row blocks of a warp."""
+
+
+def quantize_rows(rows: int) -> LaunchShape:
+    """One block of eight warps per row."""
+    return LaunchShape("quantize_rows", "quantize_rows", (rows, 1, 1), 256, 8 * 4)
+
+
+def linear_w8a8(rows: int, tokens: int) -> LaunchShape:
+    """One block per row block and 8 or 16 tokens."""
+    tiles = 1 if tokens <= TILE_TOKENS else 2
+    grid = (-(-rows // 16), _tiles(tokens, tiles * TILE_TOKENS), 1)
+    return LaunchShape(
+        "linear_w8a8", f"linear_w8a8_{tiles}", grid, TILE_WARPS * WARP, partial_sums_bytes(tiles)
+    )
+
+
+def linear_w8a8_prefill(rows: int, tokens: int, warps: int | None = None) -> LaunchShape:
+    """warps: of a block, two row blocks each, chosen when None."""
+    pairs, tiles = -(-rows // (16 * W8_BLOCKS)), _tiles(tokens, W8_TOKENS)
+    warps = warps or prefill_warps(pairs, tiles)
+    grid = (tiles, -(-pairs // warps), 1)
+    shared = W8_STAGES * W8_TOKENS * 64
+    return LaunchShape("linear_w8a8_prefill", "linear_w8a8_prefill", grid, warps * WARP, shared)
