@@ -5,8 +5,9 @@
 Nothing here was measured on a GPU. Registers and spills are ptxas' (NVRTC, sm_86). Sectors, wavefronts and
 instructions are counted by the PTX simulation on a small launch whose work is multiplied up to the shape
 named. The limit is the bytes that must move over the card's 936 GB/s; the prediction adds what the counts
-say: sectors at 90 % of that bandwidth, or the issue of instructions at one per two cycles and scheduler,
-whichever is longer. The start of a kernel (about 2 us, less inside a CUDA graph) is not in it.
+say: sectors at 90 % of that bandwidth (what several blocks read: once, the others find it in L2), or the
+issue of instructions at one per two cycles and scheduler, or 90 % of the tensor cores' rate, whichever is
+longest. The start of a kernel (about 2 us, less inside a CUDA graph) is not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import cases_experts
 import cases_heads
 import cases_linear
 import cases_norm
+import cases_prefill
 import cases_router
+import cases_verify
+import cases_wide
 from cases import Prepared
 from compiled import compiled, ptx_of
 from gate import usage_of
@@ -31,18 +35,24 @@ from strata.plan.spec import RouterSpec
 
 # NVIDIA, "GA102 GPU architecture", RTX 3090.
 BANDWIDTH, SMS, SCHEDULERS, CLOCK = 936e9, 82, 4, 1.695e9
+PRODUCTS = 71e12 / 2
+"""16-bit products per second, sums in f32."""
 REACHABLE, ISSUE_RATE = 0.9, 0.5
-"""Assumptions, not measurements: share of the bandwidth, instructions per scheduler and cycle."""
+"""Assumptions, not measurements: share of bandwidth and products, instructions per scheduler and cycle."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """make() is a launch that does 1 / times of the work of `shape`. must_move: bytes, of that work."""
+    """make() is a launch that does 1 / times of the work of `shape`. must_move: bytes, of that work.
+
+    again: blocks read what other blocks have brought into L2.
+    """
 
     shape: str
     make: Callable[[], Prepared]
     times: int
     must_move: int
+    again: bool = False
 
 
 def _attention(dtype: str, tokens: int, kv_heads: int) -> Row:
@@ -51,6 +61,27 @@ def _attention(dtype: str, tokens: int, kv_heads: int) -> Row:
     times = tokens // 512 * kv_heads
     shape = f"{dtype}, {8 * kv_heads} query and {kv_heads} KV heads of 128, {tokens:,} tokens"
     return Row(shape, lambda: cases_attention.decode(setup), times, tokens * per_token)
+
+
+def _prompt(dtype: str, tokens: int, depth: int) -> Row:
+    """A chunk of `tokens` behind `depth` others; what runs is a tile of eight tokens in its middle."""
+    middle = depth + tokens // 2 - 4
+    setup = cases_prefill.Setup(dtype, 128, 8, 1, ((middle, 8),), page_tokens=64)
+    per_token = 2 * 4 * (128 + 4 if dtype == "int8" else 256)
+    shape = f"{dtype}, 32 query and 4 KV heads of 128, a chunk of {tokens} tokens behind {depth:,}"
+    return Row(
+        shape, lambda: cases_prefill.prefill(setup), tokens // 8 * 4, (depth + tokens) * per_token, again=True
+    )
+
+
+def _latent(dtype: str, heads: int, tokens: int) -> Row:
+    """Sixteen heads over 256 tokens are what runs."""
+    setup = cases_wide.Setup(dtype, 576, 16, 1, ((255, 1),), splits=1)
+    shape = f"{dtype}, {heads} query heads, latent of 512 + 64, {tokens:,} tokens"
+    must_move = tokens * (576 + 4 if dtype == "int8" else 1152)
+    return Row(
+        shape, lambda: cases_wide.prepare(setup), tokens // 256 * heads // 16, must_move, again=heads > 16
+    )
 
 
 def _linear(fmt: str, rows: int, columns: int, tokens: int, bits: float) -> Row:
@@ -107,11 +138,24 @@ ROWS = [
     _attention("int8", 4096, 4),
     _attention("int8", 32768, 4),
     _attention("bf16", 4096, 4),
+    _prompt("int8", 512, 256),
+    _prompt("bf16", 512, 256),
+    _latent("int8", 16, 4096),
+    _latent("bf16", 16, 4096),
+    _latent("int8", 128, 4096),
     Row(
         "32 heads of 128, 6 splits",
         lambda: cases_attention.combine(1, 32, 128, 6, False),
         1,
         32 * 4 * (6 * 130 + 128),
+    ),
+    Row(
+        "4 drafts of 4 tokens, 64 candidates a row",
+        lambda: cases_verify.prepare(
+            tuple(cases_verify.Draft(cases_verify.WARM, 4, 4) for _ in range(4)), 300, 64
+        ),
+        1,
+        4 * 5 * 64 * 8,
     ),
     Row("128 experts, top-8, 1 row", lambda: cases_router.prepare(RouterSpec(128, 8), 1), 1, 128 * 4 + 64),
 ]
@@ -143,8 +187,10 @@ def line(row: Row) -> str:
     for argument, count in profile.sectors.items():
         sectors[argument in streamed] += count * SECTOR * row.times
     moved = sectors[True] or sectors[False]
-    memory = moved / (BANDWIDTH * REACHABLE)
+    memory = (row.must_move if row.again else moved) / (BANDWIDTH * REACHABLE)
     issue = profile.instructions * row.times / (SMS * SCHEDULERS * CLOCK * ISSUE_RATE)
+    tensor = profile.products * row.times / (PRODUCTS * REACHABLE)
+    slowest = max((memory, ""), (issue, " (issue)"), (tensor, " (tensor)"))
     cells = (
         f"`{call.entry}`",
         row.shape,
@@ -155,7 +201,7 @@ def line(row: Row) -> str:
         f"{usage.occupancy(call.block, call.shared_bytes):.0%}",
         f"{profile.conflicts:.2f}",
         f"{row.must_move / BANDWIDTH * 1e6:.1f}",
-        f"{max(memory, issue) * 1e6:.1f}" + (" (issue)" if issue > memory else ""),
+        f"{slowest[0] * 1e6:.1f}{slowest[1]}",
     )
     return f"| {' | '.join(cells)} |"
 

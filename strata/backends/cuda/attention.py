@@ -19,7 +19,7 @@ from strata.device.base import Buffer, Launch
 from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
 
-HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 112, 128), (192, 256), (576, 512)
+HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 128), (192, 256), (576, 512)
 """Elements of heads that csrc/cuda has kernels for; of keys and values of latent attention."""
 PAGE_DTYPES = ("int8", "bf16")
 """Not f32: tensor cores would round what they read to 16 bits, which is what bf16 pages hold."""

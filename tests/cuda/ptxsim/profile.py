@@ -19,11 +19,15 @@ class SharedCost:
 
 @dataclass
 class Profile:
-    """shared: per place in the source. sectors: touched, per argument. instructions: executed by warps."""
+    """shared: per place in the source. sectors: touched, per argument. instructions: executed by warps.
+
+    products: of matrix instructions, counted as 16-bit ones: four of 8 bits are one.
+    """
 
     shared: dict[str, SharedCost] = field(default_factory=dict)
     sectors: dict[int, int] = field(default_factory=dict)
     instructions: int = 0
+    products: int = 0
 
     def shared_access(self, place: str, addresses: np.ndarray, size: int, active: np.ndarray) -> None:
         """addresses: byte offsets per thread. 4-byte accesses pass by warps, 8 by halves, 16 by quarters."""

@@ -140,6 +140,8 @@ def multiply(block: Block, what: Instruction) -> None:
         for operand in what.operands[1:4]
     ]
     a, b = (_matrix(part[warps], what) for part in fragments[:2])
+    if block.memory.profile is not None:
+        block.memory.profile.products += len(a) * (16 * 8 * 32 // 4 if is_s8 else 16 * 8 * 16)
     number = np.int32 if is_s8 else np.float32
     sums = np.ascontiguousarray(fragments[2][warps]).view(number)
     wide = np.int64 if is_s8 else np.float64
