@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from strata.backends.cuda.compile_cache import CompileCache
 from strata.backends.cuda.emulator import EmulatedKernels, GlobalBuffer, build_emulated
 from strata.backends.cuda.nvrtc import load_nvrtc
-from strata.backends.cuda.sources import kernel_source
+from strata.backends.cuda.sources import KernelSource, kernel_source
 from strata.device.base import Buffer, Kernel, Launch
+
+Sources = Callable[[str], KernelSource]
 
 
 class Address(int):
@@ -44,16 +47,18 @@ class EmulatedKernel:
 
 
 class EmulatedLoader:
-    """Kernels for the emulated device; needs g++. checked: see every access, some ten times slower."""
+    """Kernels for the emulated device; needs g++. checked: see every access, some ten times slower. source:
+    where a file's text comes from."""
 
-    def __init__(self, checked: bool = False) -> None:
+    def __init__(self, checked: bool = False, source: Sources = kernel_source) -> None:
         self._checked = checked
+        self._source = source
         self._libraries: dict[str, EmulatedKernels] = {}
 
     def kernel(self, file: str, entry: str) -> Kernel:
         """Builds the file's library at first."""
         if file not in self._libraries:
-            path = build_emulated(kernel_source(file), self._checked)
+            path = build_emulated(self._source(file), self._checked)
             self._libraries[file] = EmulatedKernels(path, self._checked)
         return EmulatedKernel(entry, self._libraries[file])
 
@@ -76,9 +81,10 @@ class GpuKernel:
 class GpuLoader:
     """Kernels for a GPU, compiled by NVRTC for its architecture. Written, not yet run on hardware."""
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, source: Sources = kernel_source) -> None:
         import cupy
 
+        self._source = source
         self._cupy = cupy
         self._cache = CompileCache(load_nvrtc(), arch)
         self._modules: dict[str, Any] = {}
@@ -86,7 +92,7 @@ class GpuLoader:
     def kernel(self, file: str, entry: str) -> Kernel:
         """Loads the file's machine code at first."""
         if file not in self._modules:
-            path = self._cache.cubin_file(kernel_source(file))
+            path = self._cache.cubin_file(self._source(file))
             self._modules[file] = self._cupy.RawModule(path=str(path))
         function = self._modules[file].get_function(entry)
         function.max_dynamic_shared_size_bytes = 99 << 10
