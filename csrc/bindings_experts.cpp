@@ -75,11 +75,13 @@ std::vector<U8> RecordShape::slices_of(const py::object& record, FfnSlice* out) 
     return kept;
 }
 
-ExpertTable::ExpertTable(const RecordShape& shape, int experts, py::function record)
-    : shape_(shape), record_(std::move(record)) {
+ExpertTable::ExpertTable(const RecordShape& shape, int experts, py::function record, int copies)
+    : shape_(shape), record_(std::move(record)), copies_(copies) {
     check_side("experts of a layer are", experts);
+    check_side("copies of an expert are", copies);
     records_.resize(experts);
-    slices_.resize(product("experts", {static_cast<size_t>(experts), static_cast<size_t>(shape.slices)}));
+    slices_.resize(product("experts", {static_cast<size_t>(experts), static_cast<size_t>(copies),
+                                       static_cast<size_t>(shape.slices)}));
     known_.resize(experts);
 }
 
@@ -88,8 +90,20 @@ void ExpertTable::touch(int32_t id) {
         throw py::value_error("expert " + std::to_string(id) + " was routed to, the layer has " +
                               std::to_string(known_.size()));
     if (known_[id] != nullptr) return;
-    FfnSlice* slices = &slices_[static_cast<size_t>(id) * shape_.slices];
-    records_[id] = shape_.slices_of(record_(id), slices);
+    FfnSlice* slices = &slices_[static_cast<size_t>(id) * copies_ * shape_.slices];
+    const py::object found = record_(id);
+    std::vector<U8> kept;
+    if (copies_ > 1 && py::isinstance<py::tuple>(found)) {
+        const auto each = found.cast<py::tuple>();
+        expect("copies of an expert's record are", each.size(), "the table has", copies_);
+        for (int c = 0; c < copies_; c++)
+            for (U8& part : shape_.slices_of(each[c], slices + c * shape_.slices))
+                kept.push_back(std::move(part));
+    } else {
+        kept = shape_.slices_of(found, slices);
+        for (int c = 1; c < copies_; c++) std::copy_n(slices, shape_.slices, slices + c * shape_.slices);
+    }
+    records_[id] = std::move(kept);
     known_[id] = slices;
 }
 
@@ -167,7 +181,8 @@ F32 run_experts(Cpu& cpu, const F32& x, const I32& ids, const F32& weights, Expe
     const py::gil_scoped_release release;
     const OpGuard guard(cpu);
     const ExpertWorks found = group_tokens(cpu.arena, table.routes(cpu.arena, ids, weights, active));
-    gated_ffn(cpu, in, tokens, shape.hidden, found.works, found.count, shape.slices, gating, exact, out);
+    gated_ffn(cpu, in, tokens, shape.hidden, found.works, found.count, shape.slices, gating, exact, out,
+              OutputRows::kSummed, table.copies());
     return y;
 }
 
@@ -194,8 +209,8 @@ void bind_experts(py::module_& m) {
     m.def("ffn", run_ffn, py::arg("cpu"), py::arg("x").noconvert(), py::arg("gate_up"), py::arg("down"),
           py::arg("gating"), py::arg("exact"));
     py::class_<ExpertTable>(m, "ExpertTable")
-        .def(py::init<const RecordShape&, int, py::function>(), py::arg("shape"), py::arg("experts"),
-             py::arg("record"));
+        .def(py::init<const RecordShape&, int, py::function, int>(), py::arg("shape"), py::arg("experts"),
+             py::arg("record"), py::arg("copies") = 1);
     m.def("experts", run_experts, py::arg("cpu"), py::arg("x").noconvert(), py::arg("ids").noconvert(),
           py::arg("weights").noconvert(), py::arg("table"), py::arg("gating"), py::arg("exact"),
           py::arg("active") = py::none());

@@ -39,10 +39,12 @@ using Active = std::optional<std::vector<int32_t>>;
 // decoding asks for hundreds of them per token, which in Python cost more than some of the arithmetic.
 class ExpertTable {
   public:
-    // record(index) -> what RecordShape::slices_of takes.
-    ExpertTable(const RecordShape& shape, int experts, py::function record);
+    // record(index) -> what RecordShape::slices_of takes. copies > 1: or a tuple of so many of those, one for
+    // the workers of each node.
+    ExpertTable(const RecordShape& shape, int experts, py::function record, int copies);
 
     const RecordShape& shape() const { return shape_; }
+    int copies() const { return copies_; }
     // Sees to it that every expert wanted stands in the table; needs the GIL. active: the ones wanted,
     // ascending; none = all routed to. ValueError for ids that are no experts, for ids or weights of another
     // shape than [rows, top_k], and for active experts that do not ascend.
@@ -63,8 +65,9 @@ class ExpertTable {
 
     RecordShape shape_;
     py::function record_;
+    int copies_;
     std::vector<std::vector<U8>> records_;     // by expert; keep their bytes alive
-    std::vector<cpu::FfnSlice> slices_;        // [experts][shape.slices]
+    std::vector<cpu::FfnSlice> slices_;        // [experts][copies][shape.slices]
     std::vector<const cpu::FfnSlice*> known_;  // by expert; null until its record was asked for
 };
 

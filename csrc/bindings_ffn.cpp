@@ -53,6 +53,7 @@ std::unique_ptr<Experts> make_experts(const py::object& object, const py::object
     }
     made->view = {hidden,
                   made->table->shape().slices,
+                  made->table->copies(),
                   made->table->shape().payload_bytes(),
                   part.gating(),
                   part.has("shared") ? &made->shared : nullptr,

@@ -30,7 +30,7 @@ struct Slot {
 // Slots stand team after team, each team's expert after expert. Sums are made in the order of experts and
 // their slices, whoever computes them.
 struct SlotOrder {
-    int experts, slices, teams;
+    int experts, slices, teams, copies;
 
     int team_slices() const { return slices / teams; }
     int team_slots() const { return experts * team_slices(); }
@@ -114,6 +114,7 @@ class Worker {
           gate_up_(split(shared, shared.gate_up(), shared.whole_units ? kUnitBlocks : 1, index)),
           columns_(share(shared.down().blocks, index, shared.cpu.pool.size())),
           down_(shared.products != nullptr ? split(shared, shared.down(), 1, index) : columns_),
+          copy_(std::min(shared.cpu.teams.of(index).index, shared.order.copies - 1) * shared.order.slices),
           index_(index),
           path_(room) {}
 
@@ -135,6 +136,8 @@ class Worker {
     void keep_block(int64_t block, const float* z, Range rows);
     void add_columns(const Slot& slot, Range columns, const float* z, int stride, Range tile);
     void add_products();
+    // The copy of a slot's weights that this worker reads.
+    const FfnSlice& slice(const Slot& slot) const { return slot.slice[copy_]; }
     Range columns_of(Range blocks) const {
         return {blocks.begin * kRowBlock, std::min<int64_t>(blocks.end * kRowBlock, s_.width)};
     }
@@ -143,6 +146,7 @@ class Worker {
     const Range gate_up_;  // blocks, counted over all slots
     const Range columns_;  // of y, in row blocks of down
     const Range down_;     // row blocks of every slot or, with products, counted over all slots
+    const int copy_;       // from a slice to the one that this worker reads
     const int index_;
     WeightPath path_;
     Ahead* ahead_ = nullptr;
@@ -170,11 +174,11 @@ void Worker::for_each_down(const Fn& fn) const {
 Ahead* Worker::plan() {
     for_each_run(gate_up_, s_.gate_up().blocks, [&](const Slot& slot, Range blocks) {
         for (int i = 0; i < slot.tiles(s_.tile).count; i++)
-            path_.add(slot.slice->gate_up, blocks.begin, blocks.end);
+            path_.add(slice(slot).gate_up, blocks.begin, blocks.end);
     });
     for_each_down([&](const Slot& slot, Range blocks) {
         for (int i = 0; i < slot.tiles(s_.tile).count; i++)
-            path_.add(slot.slice->down, blocks.begin, blocks.end);
+            path_.add(slice(slot).down, blocks.begin, blocks.end);
     });
     return path_.start();
 }
@@ -202,7 +206,7 @@ Panel Worker::gather(const Slot& slot, Range tile) const {
 // Blocks that make at most one unit of hidden columns: h, f32 [tokens][stride], gets the columns of the first
 // of them and following.
 void Worker::gate_up_unit(const Slot& slot, const Panel& x, Range blocks, float* h, int stride) {
-    const Matrix& matrix = slot.slice->gate_up;
+    const Matrix& matrix = slice(slot).gate_up;
     const float* bias = slot.slice->gate_up_bias;
     for (int64_t b = blocks.begin; b < blocks.end; b += kMostBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, blocks.end - b));
@@ -278,7 +282,7 @@ void Worker::add_products() {
 }
 
 void Worker::down_run(const Slot& slot, Range tile, Range rows, Range blocks) {
-    const Matrix& matrix = slot.slice->down;
+    const Matrix& matrix = slice(slot).down;
     const Panel x = s_.middles.panel(rows);
     for (int64_t b = blocks.begin; b < blocks.end; b += kMostBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kMostBlocks, blocks.end - b));
@@ -329,10 +333,10 @@ Slot* make_slots(Cpu& cpu, const ExpertWork* experts, const SlotOrder& order, in
     return slots;
 }
 
-// Slots are dealt to the nodes' workers where every node has as many slices of every expert.
-SlotOrder order_of(const Cpu& cpu, int experts, int slices) {
+// Slots are dealt to the nodes' workers where every node has as many slices of every expert, and no copies.
+SlotOrder order_of(const Cpu& cpu, int experts, int slices, int copies) {
     const int teams = cpu.teams.count();
-    return {experts, slices, slices % teams == 0 ? teams : 1};
+    return {experts, slices, copies == 1 && slices % teams == 0 ? teams : 1, copies};
 }
 
 // Whether work is even enough when workers get whole units: the largest part exceeds the mean by 1/16 at
@@ -355,14 +359,15 @@ bool spread_down(int64_t rows, int slot_count, const Matrix& down, int workers, 
 }  // namespace
 
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,
-               int slice_count, const Gating& gating, bool exact, float* y, OutputRows output_rows) {
+               int slice_count, const Gating& gating, bool exact, float* y, OutputRows output_rows,
+               int copies) {
     if (expert_count == 0) {
         if (output_rows == OutputRows::kSummed)
             std::memset(y, 0, static_cast<size_t>(tokens) * hidden * sizeof(float));
         return;
     }
     int64_t rows = 0;
-    const SlotOrder order = order_of(cpu, expert_count, slice_count);
+    const SlotOrder order = order_of(cpu, expert_count, slice_count, copies);
     const Slot* slots = make_slots(cpu, experts, order, &rows);
     const FfnSlice& first = experts[0].slices[0];
     const int slot_count = expert_count * slice_count, workers = cpu.pool.size();

@@ -35,10 +35,13 @@ enum class OutputRows { kSummed, kApart };
 // node's memory. Of many tokens only gate_up: down is shared out by columns, for what its parts make would
 // have to be kept for every token, and weights that many tokens use limit nothing.
 //
+// copies > 1: `slices` of an expert are [copies][slice_count], one copy for each node's workers to read; then
+// all workers share out all slots. Biases are read from the first copy.
+//
 // kApart: y is f32 [sum over experts of slices * tokens][hidden] instead and has, expert after expert and
 // slice after slice, one row per token.
 void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWork* experts, int expert_count,
                int slice_count, const Gating& gating, bool exact, float* y,
-               OutputRows rows = OutputRows::kSummed);
+               OutputRows rows = OutputRows::kSummed, int copies = 1);
 
 }  // namespace strata::cpu

@@ -68,7 +68,8 @@ void apply_experts(Cpu& cpu, const RoutedFfn& part, const ExpertWork* works, int
     timed(
         cpu.clock, "experts", [&] { return cost_of(works, count, part.slices, part.bytes); },
         [&] {
-            gated_ffn(cpu, x, tokens, part.hidden, works, count, part.slices, part.gating, exact, branch);
+            gated_ffn(cpu, x, tokens, part.hidden, works, count, part.slices, part.gating, exact, branch,
+                      OutputRows::kSummed, part.copies);
         });
     if (part.shared != nullptr) add_shared(cpu, part, x, tokens, exact, branch);
     join(cpu, residual, branch, part.scale, rows, hidden);

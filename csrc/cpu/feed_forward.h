@@ -22,7 +22,7 @@ void feed_forward(Cpu& cpu, const Norm& norm, const DenseFfn& part, float scale,
 // The experts that tokens were routed to, and the one that all pass.
 struct RoutedFfn {
     int hidden;
-    int slices;              // per routed expert
+    int slices, copies;      // per routed expert, see gated_ffn
     int64_t bytes;           // of a routed expert
     Gating gating;           // of the routed ones
     const DenseFfn* shared;  // or null

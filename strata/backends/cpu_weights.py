@@ -95,7 +95,8 @@ class WeightOps:
 
     def _make_table(self, bank: ExpertBank) -> Any:
         record = bank.placed or bank.record
-        return self.ops.ExpertTable(as_record_shape(self.ops, bank.layout), bank.count, record)
+        shape = as_record_shape(self.ops, bank.layout)
+        return self.ops.ExpertTable(shape, bank.count, record, copies=bank.copies)
 
 
 def _f32(x: NDArray[Any]) -> F32:

@@ -40,7 +40,8 @@ class ExpertBank:
     Backends ask for a record when its expert is first needed and may keep it: it stays where it is. tier:
     where memory is a cache of the disk. Records come through `bring` then; `record` still works, but reads
     through the page cache, which has no room left. placed: where slices lie on the memory nodes whose threads
-    compute them: for every slice u8 [layout.slice_bytes], and last what follows the slices in a record.
+    compute them: for every slice u8 [layout.slice_bytes], and last what follows the slices in a record; with
+    copies > 1 a record, u8 [layout.record_bytes], for every node's threads.
     """
 
     layer: int
@@ -49,6 +50,7 @@ class ExpertBank:
     record: Callable[[int], NDArray[np.uint8]]
     tier: HostExperts | None = None
     placed: Callable[[int], tuple[NDArray[np.uint8], ...]] | None = None
+    copies: int = 1
 
     def bring(
         self, experts: Sequence[int], *, passing: bool = False, ordered: bool = False

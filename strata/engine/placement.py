@@ -17,6 +17,7 @@ from strata.hardware.numa_calls import OUTER_POLICY, NumaCalls, Policy
 from strata.hardware.page_check import PageCheck, PlacedRange, check_pages
 from strata.hardware.placement import interleave
 from strata.memory.host_arena import System
+from strata.memory.node_copies import NodeCopies
 from strata.memory.node_experts import NodeExperts
 from strata.plan.plan import Plan
 from strata.store.reader import Store
@@ -60,15 +61,15 @@ class Placement:
     """What a run has placed, and what was found when it was looked at.
 
     nodes: () = nothing is bound. problem: why memory lies where the kernel puts it although it was to be
-    bound. experts: with slices on every node, if any. checks: the latest, one per range; moved: pages brought
-    home so far. A run with nothing to check costs nothing: nobody watches it.
+    bound. experts: with slices or copies on every node, if any. checks: the latest, one per range; moved:
+    pages brought home so far. A run with nothing to check costs nothing: nobody watches it.
     """
 
     def __init__(
         self,
         nodes: tuple[int, ...],
         system: NumaSystem,
-        experts: NodeExperts | None = None,
+        experts: NodeExperts | NodeCopies | None = None,
         problem: str = "",
     ) -> None:
         self.nodes = nodes
@@ -161,5 +162,6 @@ def place(plan: Plan, store: Store, system: NumaSystem | None = None, *, slices:
         return Placement(plan.nodes, system, problem=problem)
     layouts = {layer: record.layout() for layer, record in store.manifest.layers.items()}
     count, free = store.manifest.expert_count, system.free()
-    experts = NodeExperts(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas)
+    kind = NodeCopies if plan.host.spread == "replicate" else NodeExperts
+    experts = kind(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas)
     return Placement(plan.nodes, system, experts)

@@ -39,6 +39,16 @@ def _tail(layout: ExpertLayout) -> int:
     return padded(rest, _ALIGN)
 
 
+def check_room(nodes: Sequence[int], sizes: Sequence[int], free: Mapping[int, int]) -> None:
+    """CapacityError where a node has less free than it is to hold. free: bytes by node, as far as known."""
+    for node, size in zip(nodes, sizes, strict=True):
+        if size > free.get(node, size):
+            raise CapacityError(
+                f"the experts take {size} bytes on memory node {node}, {free[node]} are free",
+                remedy="free memory on that node, or choose host.numa interleave",
+            )
+
+
 class NodeExperts:
     """One arena on each node, each with its slices of every expert; a record is copied when first asked for.
 
@@ -65,20 +75,12 @@ class NodeExperts:
         self._layouts = dict(layouts)
         self._experts = experts
         self._record = record
-        self._check_room(sizes, free or {})
+        check_room(self.nodes, sizes, free or {})
         self._starts = self._lay_out()
         self.arenas: tuple[HostArena, ...] = tuple(
             host_arena(size, [node], system, strict=True) for node, size in zip(nodes, sizes, strict=True)
         )
         self._placed: dict[ExpertId, Pieces] = {}
-
-    def _check_room(self, sizes: Sequence[int], free: Mapping[int, int]) -> None:
-        for node, size in zip(self.nodes, sizes, strict=True):
-            if size > free.get(node, size):
-                raise CapacityError(
-                    f"the experts' slices take {size} bytes on memory node {node}, {free[node]} are free",
-                    remedy="free memory on that node, or choose host.numa interleave",
-                )
 
     def _lay_out(self) -> dict[int, tuple[int, ...]]:
         """Where each layer begins in every arena."""
@@ -97,6 +99,11 @@ class NodeExperts:
         if found is None:
             found = self._placed[expert] = self._place(expert)
         return found
+
+    @property
+    def copies(self) -> int:
+        """Of each expert."""
+        return 1
 
     @property
     def placed(self) -> int:

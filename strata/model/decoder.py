@@ -10,6 +10,7 @@ from strata.backends.parts import Array, Layer, Routes, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
 from strata.memory.expert_host import HostExperts
+from strata.memory.node_copies import NodeCopies
 from strata.memory.node_experts import NodeExperts
 from strata.model.attention import load_attention
 from strata.model.ffn import load_ffn
@@ -32,7 +33,7 @@ class Decoder:
         store: WeightStore,
         backend: Backend,
         tier: HostExperts | None = None,
-        placed: NodeExperts | None = None,
+        placed: NodeExperts | NodeCopies | None = None,
     ) -> None:
         """tier: what brings experts of a model that is larger than memory. placed: see Weights.
 

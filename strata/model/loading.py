@@ -13,6 +13,7 @@ from strata.backends.parts import Array, ExpertBank, Norm, Weight
 from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.memory.expert_host import HostExperts
+from strata.memory.node_copies import NodeCopies
 from strata.memory.node_experts import NodeExperts
 from strata.store import names
 from strata.store.formats import ExpertLayout, PackedTensor
@@ -46,7 +47,7 @@ class WeightStore(Protocol):
 
 class Weights:
     """Makes handles; `prefix` stands before every name, see `layer`. tier: experts come through it, if any.
-    placed: holds their slices on several memory nodes.
+    placed: holds their slices, or copies of them, on several memory nodes.
 
     nbytes: bytes of each tensor loaded so far by its full name (plain ones as f32); layers share it.
     """
@@ -56,7 +57,7 @@ class Weights:
         store: WeightStore,
         backend: Backend,
         tier: HostExperts | None = None,
-        placed: NodeExperts | None = None,
+        placed: NodeExperts | NodeCopies | None = None,
     ) -> None:
         self.store = store
         self.tier = tier
@@ -104,7 +105,9 @@ class Weights:
             assert self.placed is not None
             return self.placed.pieces(ExpertId(layer, index))
 
-        return ExpertBank(layer, count, layout, record, self.tier, pieces if self.placed else None)
+        if self.placed is None:
+            return ExpertBank(layer, count, layout, record, self.tier)
+        return ExpertBank(layer, count, layout, record, self.tier, pieces, self.placed.copies)
 
     def _check(self, part: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:

@@ -62,7 +62,11 @@ ACTIVATION_BYTES = 4
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a machine sustains, per second. Device speeds and both directions are 0 without a device."""
+    """What a machine sustains, per second. Device speeds and both directions are 0 without a device.
+
+    host_read: of experts in host memory; host_shared: of what all its threads read (attention, KV, the head),
+    which is spread over the nodes; 0 = as fast.
+    """
 
     host_read: float
     host_macs: float
@@ -71,6 +75,7 @@ class Speeds:
     device_macs: float = 0.0
     to_device: float = 0.0
     to_host: float = 0.0
+    host_shared: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,23 +155,27 @@ def speeds_of(hardware: HardwareProfile, threads: Mapping[int, int], spread: Spr
         reads.append(rate.value * min(1.0, used / full))
         macs_of.append(hardware.processor.core_macs.value * min(used, max(1, len(node.cores))))
     read, macs = math.fsum(reads), math.fsum(macs_of)
+    shared = read * _local_share(hardware, threads)
     if spread == "interleave":
-        read *= _local_share(hardware)
+        read = shared
     elif spread == "partition":
         homes = [place for place, speed in enumerate(reads) if speed]
         read = min((reads[place] for place in homes), default=0.0) * len(homes)
         macs = min((macs_of[place] for place in homes), default=0.0) * len(homes)
     device = hardware.device
     host = HOST_READ_SHARE * read, HOST_MACS_SHARE * macs, hardware.disk_read.value
+    shared *= HOST_READ_SHARE
     if device is None:
-        return Speeds(*host)
+        return Speeds(*host, host_shared=shared)
     own = DEVICE_READ_SHARE * device.read.value, DEVICE_MACS_SHARE * device.macs.value
-    return Speeds(*host, *own, device.to_device.value, device.to_host.value)
+    return Speeds(*host, *own, device.to_device.value, device.to_host.value, shared)
 
 
-def _local_share(hardware: HardwareProfile) -> float:
-    """Mean of 10 / distance over all pairs of nodes; 1 where distances are unknown."""
-    shares = [10 / distance for node in hardware.nodes for distance in node.distances]
+def _local_share(hardware: HardwareProfile, threads: Mapping[int, int]) -> float:
+    """Mean of 10 / distance from nodes with threads to nodes with memory; 1 where distances are unknown."""
+    homes = [node for node in hardware.nodes if threads.get(node.index) and node.usable and node.memory]
+    places = [place for place, node in enumerate(hardware.nodes) if node in homes]
+    shares = [10 / node.distances[place] for node in homes if node.distances for place in places]
     return sum(shares) / len(shares) if shares else 1.0
 
 
@@ -338,7 +347,7 @@ def _worker(speeds: Speeds, placement: Placement) -> tuple[float, float]:
     """Speeds of what computes the parts that all tokens share."""
     if placement.on_device:
         return speeds.device_read, speeds.device_macs
-    return speeds.host_read, speeds.host_macs
+    return speeds.host_shared or speeds.host_read, speeds.host_macs
 
 
 def _handshake(placement: Placement) -> float:

@@ -159,8 +159,8 @@ class Plan:
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """For each thread the number of its node in `nodes`, where each node computes slices of its own."""
-        if not self.nodes or self.host.spread != "partition":
+        """For each thread the number of its node in `nodes`, where each reads slices or copies of its own."""
+        if not self.nodes or self.host.spread == "interleave":
             return ()
         return tuple(self.nodes.index(node.node) for node in self.threads for _ in node.cpus)
 

@@ -44,6 +44,16 @@ def in_pieces(bank: ExpertBank) -> ExpertBank:
     return replace(bank, record=refuse, placed=placed)
 
 
+def copied(bank: ExpertBank, copies: int) -> ExpertBank:
+    """The same experts once for every node, but expert 3, which all read in one place."""
+
+    def placed(index: int) -> tuple[np.ndarray, ...]:
+        record = bank.record(index)
+        return record if index == 3 else tuple(record.copy() for _ in range(copies))  # type: ignore[return-value]
+
+    return replace(bank, placed=placed, copies=copies)
+
+
 def batch(tokens: int, hidden: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(tokens)
     ids = np.array([rng.permutation(EXPERTS)[:TOP_K] for _ in range(tokens)], np.int32)
@@ -60,7 +70,7 @@ def test_same_bits_whichever_node_computes(isa: str, nodes: tuple[int, ...], tok
         alone = backend((0,), isa_name=isa, activations=activations)
         wanted = alone.experts(x, ids, weights, bank, GATING)
         shared = backend(nodes, isa_name=isa, activations=activations)
-        for placed in (bank, in_pieces(bank)):
+        for placed in (bank, in_pieces(bank), copied(bank, max(nodes) + 1)):
             assert shared.experts(x, ids, weights, placed, GATING).tobytes() == wanted.tobytes()
 
 
@@ -92,3 +102,18 @@ def test_pieces_of_a_wrong_size_are_refused() -> None:
         with pytest.raises(ValueError, match=text):
             placed = replace(bank, placed=lambda index, spoil=spoil: spoil(whole(index)))
             backend((0, 1)).experts(x, ids, weights, placed, GATING)
+
+
+def test_every_node_reads_its_own_copy() -> None:
+    """What the second node's threads compute comes from the second copy: zeros there are missed in y."""
+    bank, (x, ids, weights) = random_bank(layout(slices=1, biases=False), EXPERTS), batch(1, 136)
+
+    def placed(index: int) -> tuple[np.ndarray, ...]:
+        return bank.record(index), np.zeros_like(bank.record(index))
+
+    broken = replace(bank, placed=placed, copies=2)
+    whole = backend((0,)).experts(x, ids, weights, bank, GATING)
+    alone = backend((0, 0)).experts(x, ids, weights, broken, GATING)
+    assert alone.tobytes() == whole.tobytes()  # no second node: nobody reads the second copy
+    shared = backend((0, 1)).experts(x, ids, weights, broken, GATING)
+    assert not np.array_equal(shared, whole)

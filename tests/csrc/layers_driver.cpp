@@ -123,7 +123,7 @@ void routed(Cpu& cpu, const Parts& parts, size_t rows, bool exact_inputs, float*
     const ExpertWorks found = group_tokens(cpu.arena, {ids.get(), weights.get(), static_cast<int64_t>(rows),
                                                        kTopK, parts.slices.data(), kExperts});
     const DenseFfn shared{parts.dense.slice, kSilu};
-    const RoutedFfn experts{kHidden, 1, 1000, kSilu, &shared, parts.shared_gate.get(), 0.5f};
+    const RoutedFfn experts{kHidden, 1, 1, 1000, kSilu, &shared, parts.shared_gate.get(), 0.5f};
     apply_experts(cpu, experts, found.works, found.count, hidden.get(), static_cast<int>(rows), exact_inputs,
                   residual);
 }

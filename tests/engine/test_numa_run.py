@@ -90,6 +90,16 @@ def test_slices_lie_on_two_nodes_and_the_text_is_the_same() -> None:
     assert system.asked == ["interleave [0, 1]"]
 
 
+def test_a_copy_on_every_node_gives_the_same_text() -> None:
+    system = TwoNodes()
+    engine = load(system, spread="replicate")
+    assert engine.placement is not None and engine.placement.experts is not None
+    assert engine.placement.experts.copies == 2
+    assert answer(engine) == answer(load(TwoNodes(), machine(1)))
+    first, second, _ = engine.placement.ranges()
+    assert first.nbytes == second.nbytes and (first.nodes, second.nodes) == ((0,), (1,))
+
+
 def test_one_node_asks_the_kernel_for_nothing() -> None:
     system = TwoNodes()
     engine = load(system, machine(1))
@@ -180,5 +190,5 @@ def test_a_kernel_that_refuses_is_told_and_the_run_goes_on() -> None:
 
 def test_a_node_that_filled_up_since_the_plan_is_an_error_with_both_numbers() -> None:
     """case-34: serve checks again before allocating."""
-    with pytest.raises(CapacityError, match=r"slices take \d+ bytes on memory node 1, 4096 are free"):
+    with pytest.raises(CapacityError, match=r"experts take \d+ bytes on memory node 1, 4096 are free"):
         load(TwoNodes(room=4096))

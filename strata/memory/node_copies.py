@@ -1,0 +1,78 @@
+"""A copy of every expert on every node: for experts that are not cut into slices, where memory allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from strata.core import ExpertId
+from strata.hardware.page_check import PlacedRange
+from strata.memory.host_arena import HostArena, System, host_arena
+from strata.memory.node_experts import Bytes, check_room
+from strata.store.formats import ExpertLayout
+
+
+class NodeCopies:
+    """One arena on each node with all experts in it; a record is copied when it is first asked for.
+
+    Slices on their own nodes (`NodeExperts`) read as fast and take the memory once: this is for stores that
+    are not cut for it.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[int, ExpertLayout],
+        experts: int,
+        nodes: Sequence[int],
+        record: Callable[[ExpertId], Bytes],
+        *,
+        free: Mapping[int, int] | None = None,
+        system: System | None = None,
+    ) -> None:
+        """As for NodeExperts."""
+        self.nodes = tuple(nodes)
+        self._sizes = {layer: layout.record_bytes for layer, layout in layouts.items()}
+        self._record = record
+        size = experts * sum(self._sizes.values())
+        check_room(self.nodes, [size] * len(self.nodes), free or {})
+        self._starts, at = {}, 0
+        for layer, nbytes in self._sizes.items():
+            self._starts[layer] = at
+            at += nbytes * experts
+        self.arenas: tuple[HostArena, ...] = tuple(
+            host_arena(size, [node], system, strict=True) for node in nodes
+        )
+        self._placed: dict[ExpertId, tuple[Bytes, ...]] = {}
+
+    def pieces(self, expert: ExpertId) -> tuple[Bytes, ...]:
+        """The record on every node, u8 [record_bytes] each; read-only, and they stay."""
+        found = self._placed.get(expert)
+        if found is None:
+            found = self._placed[expert] = self._place(expert)
+        return found
+
+    @property
+    def copies(self) -> int:
+        """Of each expert."""
+        return len(self.nodes)
+
+    @property
+    def placed(self) -> int:
+        """Experts that were asked for so far."""
+        return len(self._placed)
+
+    def ranges(self) -> list[PlacedRange]:
+        """What should lie where, for who checks it."""
+        return [
+            PlacedRange(f"experts of node {node}", arena.memory.ctypes.data, arena.memory.nbytes, (node,))
+            for node, arena in zip(self.nodes, self.arenas, strict=True)
+            if arena.memory.nbytes
+        ]
+
+    def _place(self, expert: ExpertId) -> tuple[Bytes, ...]:
+        record, nbytes = self._record(expert), self._sizes[expert.layer]
+        start = self._starts[expert.layer] + expert.index * nbytes
+        rooms = tuple(arena.memory[start : start + nbytes] for arena in self.arenas)
+        for room in rooms:
+            room[:] = record
+            room.flags.writeable = False
+        return rooms
