@@ -64,6 +64,7 @@ class StopMatcher:
         self._stops = tuple(_StopState(stop) for stop in stops)
         self._held = ""
         self.stopped = False
+        self.found: str | None = None  # the stop string that came
 
     def add(self, text: str) -> str:
         """The text that may be shown now. After `stopped` is set nothing more is shown."""
@@ -75,6 +76,7 @@ class StopMatcher:
                 self.stopped = True
                 shown = self._held + text[: position + 1]
                 self._held = ""
+                self.found = shown[len(shown) - max(found) :]
                 return shown[: len(shown) - max(found)]
         pending = self._held + text
         keep = max((stop.matched for stop in self._stops), default=0)

@@ -49,6 +49,11 @@ class TextStream:
         """Whether a stop text came."""
         return self._matcher.stopped
 
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that came."""
+        return self._matcher.found
+
     def add(self, token: int) -> str:
         """The text that is certain now."""
         return self._matcher.add(self._characters.add(token))

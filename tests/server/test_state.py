@@ -149,6 +149,7 @@ def test_the_description_is_true(tiny: Harness) -> None:
     document = tiny.get("/openapi.json").json
     assert set(document["paths"]) == {
         *(CHAT, TEXT, "/tokenize", "/detokenize"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
         *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/stats"),
     }
     for path, methods in document["paths"].items():

@@ -14,6 +14,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from strata import __version__
 from strata.interfaces.server import replies
+from strata.interfaces.server.anthropic.errors import PREFIX, content_for
+from strata.interfaces.server.anthropic.messages import count_tokens, message
+from strata.interfaces.server.anthropic.schema import (
+    CountBody,
+    CountReply,
+    MessageReply,
+    MessagesBody,
+    MessagesErrorReply,
+)
 from strata.interfaces.server.chat import chat_completion
 from strata.interfaces.server.completions import completion
 from strata.interfaces.server.errors import ApiError, ErrorResponse, api_error, validation_error
@@ -48,6 +57,7 @@ def build_app(service: Service, *, keys: Sequence[str] = (), log: RequestLog | N
     app = FastAPI(title="Strata", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_answers(app, service)
+    _add_messages(app, service)
     _add_texts(app, service)
     _add_state(app, service)
     _add_page(app, service)
@@ -102,6 +112,27 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, http: Request) -> Response:
         """How a text goes on. Control tokens in the prompt count."""
         return await completion(service, body, http)
+
+
+def _add_messages(app: FastAPI, service: Service) -> None:
+    def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
+        found = _responses(*statuses)
+        return {status: {**answer, "model": MessagesErrorReply} for status, answer in found.items()}
+
+    stream = {"schema": {"type": "string"}, "example": "event: message_start\ndata: {...}\n\n"}
+    whole = {"model": MessageReply, "description": "The message, or with `stream` its events"}
+    answer: dict[int | str, dict[str, Any]] = {200: {**whole, "content": {"text/event-stream": stream}}}
+    counted: dict[int | str, dict[str, Any]] = {200: {"model": CountReply, "description": "Tokens"}}
+
+    @app.post(PREFIX, responses={**faults(*_WITH_BODY, 429, 504), **answer})
+    async def messages(body: MessagesBody, http: Request) -> Response:
+        """The next message of a conversation, in Anthropic's shape."""
+        return await message(service, body, http)
+
+    @app.post(f"{PREFIX}/count_tokens", responses={**faults(*_WITH_BODY), **counted})
+    async def messages_tokens(body: CountBody) -> Response:
+        """How many tokens a conversation has."""
+        return JSONResponse(await count_tokens(service, body))
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
@@ -166,19 +197,20 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    async def on_api_error(_: Request, error: Exception) -> Response:
+    async def on_api_error(request: Request, error: Exception) -> Response:
         shown = api_error(error)
-        return JSONResponse(shown.content(), shown.status, headers=shown.headers)
+        content = content_for(request.url.path, shown)
+        return JSONResponse(content, shown.status, headers=shown.headers)
 
-    async def on_validation(_: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return await on_api_error(_, validation_error(list(error.errors())))
+        return await on_api_error(request, validation_error(list(error.errors())))
 
-    async def on_http(_: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         shown = ApiError(error.status_code, str(error.detail))
         shown.headers.update(error.headers or {})
-        return await on_api_error(_, shown)
+        return await on_api_error(request, shown)
 
     async def on_gone(_: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)

@@ -37,15 +37,20 @@ from strata.interfaces.server.text import (
 from strata.interfaces.server.transport import streamed_answer, whole_answer
 
 
-async def chat_completion(service: Service, body: ChatBody, http: HttpRequest) -> Response:
-    """The whole way of a chat request. Raises ApiError before anything is sent where something is wrong."""
+async def begin_chat(service: Service, body: ChatBody) -> tuple[Call, list[str]]:
+    """The running call, and the parameters that nobody knows. Raises ApiError where something is wrong."""
     unknown = check_parameters(body)
     _check(body)
     service.admit()
-    tools = await _tools(service, body)
+    tools = await visible_tools(service, body)
     if body.tools and not tools and body.tool_choice != "none":
         unknown = ["tools", *unknown]  # the model would never see them
-    call = await _start(service, body, tools)
+    return await _start(service, body, tools), unknown
+
+
+async def chat_completion(service: Service, body: ChatBody, http: HttpRequest) -> Response:
+    """The whole way of a chat request. Raises ApiError before anything is sent where something is wrong."""
+    call, unknown = await begin_chat(service, body)
     writer = ChatWriter(service, call, body)
     if body.stream:
         return streamed_answer(service, http, call, unknown, writer.events())
@@ -59,7 +64,7 @@ def _check(body: ChatBody) -> None:
         raise bad_request("top_logprobs needs logprobs", "top_logprobs")
 
 
-async def _tools(service: Service, body: ChatBody) -> list[dict[str, Any]]:
+async def visible_tools(service: Service, body: ChatBody) -> list[dict[str, Any]]:
     """The tools that the model gets to see and whose calls can be read.
 
     One that must be called can always be read; a model whose template takes no tools does not see it.

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from strata.interfaces.server.anthropic.errors import content_for
 from strata.interfaces.server.errors import ApiError, api_error
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.metrics import ServerMetrics
@@ -178,4 +179,4 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Any) -> None:
     """The connection is closed after a body that was not read to its end."""
     headers = {**error.headers, "connection": "close"} if error.status in (408, 413) else error.headers
-    await JSONResponse(error.content(), error.status, headers=headers)(scope, receive, send)
+    await JSONResponse(content_for(scope["path"], error), error.status, headers=headers)(scope, receive, send)

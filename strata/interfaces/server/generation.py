@@ -55,6 +55,11 @@ class Choice:
         self._called = False
         self._enough = False
 
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended the answer, if one did."""
+        return self._text.stop_text
+
     def take(self, progress: Progress) -> Piece | None:
         """What a step brought; None when nothing is certain yet. Raises ApiError when the request failed."""
         if self.finish is not None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -49,6 +49,21 @@ def event(data: Mapping[str, Any]) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
+def failure_event(error: ApiError) -> bytes:
+    """An error in OpenAI's shape."""
+    return event(error.content())
+
+
+class LastEvents(NamedTuple):
+    """How a stream ends. end: always its last bytes; failed: before them, when an error ended the answer."""
+
+    end: bytes = DONE
+    failed: Callable[[ApiError], bytes] = failure_event
+
+
+_OPENAI = LastEvents()
+
+
 class EventStream(Response):
     """Sends events as they come. `end` is called when it is over, with None or what ended it early.
 
@@ -65,12 +80,14 @@ class EventStream(Response):
         headers: Mapping[str, str],
         client_seconds: float,
         end: Callable[[BaseException | None], None] = lambda error: None,
+        last: LastEvents = _OPENAI,
     ) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._client_seconds = client_seconds
         self._end = end
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -97,8 +114,9 @@ class EventStream(Response):
             except ApiError as error:
                 failure = error
         if failure is not None:
-            await self._send(send, _body(event(failure.content())))
-        await self._send(send, _body(DONE))
+            await self._send(send, _body(self._last.failed(failure)))
+        if self._last.end:
+            await self._send(send, _body(self._last.end))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         return failure
 

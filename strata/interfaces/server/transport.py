@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from strata.interfaces.server.errors import ApiError
 from strata.interfaces.server.generation import Call
 from strata.interfaces.server.service import Service
-from strata.interfaces.server.sse import EventStream, while_connected
+from strata.interfaces.server.sse import DONE, EventStream, LastEvents, failure_event, while_connected
 
 LOG_FIELDS = "strata.log"
 """Key of the ASGI scope: what the request's log line says beside the HTTP part."""
@@ -37,15 +38,19 @@ def streamed_answer(
     call: Call,
     unknown: Sequence[str],
     events: AsyncGenerator[bytes, None],
+    *,
+    end: bytes = DONE,
+    failed: Callable[[ApiError], bytes] = failure_event,
 ) -> Response:
-    """The events as they come."""
+    """The events as they come. end: the last one; failed: the one for an error."""
 
-    def end(_: BaseException | None) -> None:
+    def over(_: BaseException | None) -> None:
         call.close()
         finish(service, http, call)
 
     seconds = float(service.config.server.client_seconds)
-    return EventStream(events, headers=headers(unknown), client_seconds=seconds, end=end)
+    last = LastEvents(end, failed)
+    return EventStream(events, headers=headers(unknown), client_seconds=seconds, end=over, last=last)
 
 
 def finish(service: Service, http: HttpRequest, call: Call) -> None:
