@@ -57,6 +57,15 @@ DEVICE float over_members_sum(float value) {
     return value + __shfl_xor_sync(FULL, value, 2);
 }
 
+// What makes a result of a sum that is weighted by 2^(score - largest): the weights' inverse, with a logit
+// that joins the weights where there are sinks (else null).
+DEVICE float finishing_factor(float largest, float weights, const float* sink) {
+    if (sink == nullptr) return 1.0f / weights;
+    const float logit = *sink * kLog2E, raised = fmaxf(largest, logit),
+                factor = exp2_approx(largest - raised);
+    return factor / (weights * factor + exp2_approx(logit - raised));
+}
+
 // The largest magnitude of a query, 0 for null.
 DEVICE float largest_element(const float* query, int dim, QueryLane lane) {
     float largest = 0.0f;

@@ -3,10 +3,11 @@
 // token's position, where its sequence's pages begin in `pages`. The row sees tokens
 // max(0, position + 1 - window) .. position (window 0: all). The layer's block lies `layer_at` bytes into a
 // page. A block takes up to eight query heads of one KV head and one split of the tokens; its warps take 16
-// tokens in turn. partial is f32 [tiles, heads, splits, Dim + 2]: the sum weighted by 2^(score - largest),
-// then the largest score (in powers of two) and the sum of weights; attention_combine joins the splits.
-// Grid: (splits, kv_heads * groups of eight query heads, tiles). Must move: the visible keys and values with
-// their scales, once per group of eight query heads.
+// tokens in turn. With out, f32 [rows, heads * Dim], and sinks, f32 [heads] (natural logits) or null, one
+// split finishes the results. With partial instead, f32 [tiles, heads, splits, Dim + 2], splits leave the sum
+// weighted by 2^(score - largest), then the largest score (in powers of two) and the sum of weights, and
+// attention_combine joins them. Grid: (splits, kv_heads * groups of eight query heads, tiles). Must move: the
+// visible keys and values with their scales, once per group of eight query heads.
 //
 // Keys are the A operand of mma (16 tokens x 16 elements), eight queries the B operand; the weights then turn
 // into the B operand of values x weights by one transposition in registers. What a word of a page holds is
@@ -298,8 +299,8 @@ struct DecodeShape {
 };
 
 template <class Kind, int Dim>
-DEVICE void attention_decode(const float* q, const u64* pages, const int* tiles, float* partial,
-                             const DecodeShape& shape) {
+DEVICE void attention_decode(const float* q, const u64* pages, const int* tiles, const float* sinks,
+                             float* partial, float* out, const DecodeShape& shape) {
     SHARED_MEMORY(shared);
     const WarpResults<Dim> results = {
         reinterpret_cast<float*>(shared),
@@ -329,25 +330,32 @@ DEVICE void attention_decode(const float* q, const u64* pages, const int* tiles,
     results.write(warp, lane, state);
     __syncthreads();
     for (int i = threadIdx.x; i < count * Dim; i += kAttentionThreads) {
+        const int own_head = head + i / Dim, element = i % Dim;
         float2 joined;
-        const float sum = results.total(i / Dim, i % Dim, joined);
-        float* const target =
-            partial +
-            ((static_cast<size_t>(blockIdx.z) * shape.heads + head + i / Dim) * shape.splits + blockIdx.x) *
-                (Dim + 2);
-        target[i % Dim] = sum;
-        if (i % Dim == 0) {
+        const float sum = results.total(i / Dim, element, joined);
+        if (partial == nullptr) {
+            const float* const sink = sinks != nullptr ? sinks + own_head : nullptr;
+            const size_t row = static_cast<size_t>(tile.first_row) * shape.heads + own_head;
+            out[row * Dim + element] = sum * finishing_factor(joined.x, joined.y, sink);
+            continue;
+        }
+        const size_t part =
+            (static_cast<size_t>(blockIdx.z) * shape.heads + own_head) * shape.splits + blockIdx.x;
+        float* const target = partial + part * (Dim + 2);
+        target[element] = sum;
+        if (element == 0) {
             target[Dim] = joined.x;
             target[Dim + 1] = joined.y;
         }
     }
 }
 
-#define ATTENTION_DECODE(name, dim, ...)                                                                \
-    extern "C" __global__ void __launch_bounds__(kAttentionThreads, 4) attention_decode_##name##_##dim( \
-        const float* q, const u64* pages, const int* tiles, float* partial, int heads, int kv_heads,    \
-        int page_tokens, int layer_at, int window, int splits, float scale) {                           \
-        attention_decode<__VA_ARGS__<dim>, dim>(                                                        \
-            q, pages, tiles, partial, {heads, kv_heads, page_tokens, layer_at, window, splits, scale}); \
-    }                                                                                                   \
+#define ATTENTION_DECODE(name, dim, ...)                                                                    \
+    extern "C" __global__ void __launch_bounds__(kAttentionThreads, 4) attention_decode_##name##_##dim(     \
+        const float* q, const u64* pages, const int* tiles, const float* sinks, float* partial, float* out, \
+        int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits, float scale) {      \
+        attention_decode<__VA_ARGS__<dim>, dim>(                                                            \
+            q, pages, tiles, sinks, partial, out,                                                           \
+            {heads, kv_heads, page_tokens, layer_at, window, splits, scale});                               \
+    }                                                                                                       \
     EXPORT_KERNEL(attention_decode_##name##_##dim)

@@ -148,14 +148,9 @@ DEVICE void write_rows(const TileSoftmax<Tiles>& state, float* const (&targets)[
                        const float* const (&sinks)[2], QueryLane lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        float weights = over_members_sum(state.weights[i]), factor = 1.0f;
+        const float weights = over_members_sum(state.weights[i]);
         if (targets[i] == nullptr) continue;
-        if (sinks[i] != nullptr) {
-            const float sink = *sinks[i] * kLog2E, largest = fmaxf(state.largest[i], sink);
-            factor = exp2_approx(state.largest[i] - largest);
-            weights = weights * factor + exp2_approx(sink - largest);
-        }
-        factor /= weights;
+        const float factor = finishing_factor(state.largest[i], weights, sinks[i]);
 #pragma unroll
         for (int tile = 0; tile < Tiles / 2; ++tile) {
             float4 four = Kind::four(state.sums[2 * tile] + 2 * i, state.sums[2 * tile + 1] + 2 * i);

@@ -27,7 +27,6 @@ def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
         value = a.heads * (value_dim + a.mla.v_head_dim)
         attention = 2 * a.mla.q_lora_rank + 2 * query + value + a.heads * (key_dim + value_dim)
         attention += 5 * key_dim
-    attention += _partial_row(a, value_dim)
     ffn = 0 if experts is not None and all(spec.moe_layers) else _ffn_scratch(spec.hidden, spec.dense_width)
     if experts is not None:
         # Normed rows, logits, ids and weights, of two routers; experts' sum, shared expert.
@@ -39,12 +38,12 @@ def row_elements(spec: ModelSpec, key_dim: int, value_dim: int) -> int:
 def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
     """Bytes of scratch that do not grow with the rows: attention's further splits, the experts' tables.
 
-    rows x splits is at most rows + SPLIT_BLOCKS / groups: many rows fill the device without splits.
+    rows x splits is at most twice SPLIT_BLOCKS / groups: more rows fill the device without splits.
     """
     a, experts = spec.attention, spec.experts
     of_group = GROUP_HEADS if value_dim <= WIDE else WIDE_GROUP_HEADS
     groups = kv_heads * -(-a.heads // kv_heads // of_group)
-    splits = -(-SPLIT_BLOCKS // groups) * _partial_row(a, value_dim)
+    splits = 2 * -(-SPLIT_BLOCKS // groups) * _partial_row(a, value_dim)
     tables = 0 if experts is None else 3 * experts.router.experts + 2
     return 4 * (splits + tables)
 

@@ -33,10 +33,13 @@ class FilledPages:
         """Bytes from a page's beginning to the layer that the cases look at."""
         return LAYER * self.spec.layer_bytes
 
-    def attention(self, query: np.ndarray, sequence: int, head: int, end: int, window: int) -> np.ndarray:
+    def attention(
+        self, query: np.ndarray, sequence: int, head: int, end: int, window: int, sink: float | None
+    ) -> np.ndarray:
         """Scores, softmax and values of one query (times the scale) that sees tokens before `end`."""
         keys, values = self.visible(sequence, head, end, window)
-        return softmax(keys @ query) @ values
+        powers = np.exp(keys @ query)
+        return powers @ values / (powers.sum() + (0.0 if sink is None else np.exp(sink)))
 
     def visible(self, sequence: int, head: int, end: int, window: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values that a query sees."""
@@ -89,16 +92,9 @@ def attended(
     expected = np.empty((len(ends), heads, pages.spec.value_dim))
     for row, (sequence, end) in enumerate(ends):
         for head in range(heads):
-            keys, values = pages.visible(sequence, head * pages.spec.kv_heads // heads, end, window)
-            powers = np.exp(keys @ queries[row, head])
-            sink = 0.0 if sinks is None else np.exp(np.float64(sinks[head]))
-            expected[row, head] = powers @ values / (powers.sum() + sink)
+            kv_head, sink = head * pages.spec.kv_heads // heads, None if sinks is None else float(sinks[head])
+            expected[row, head] = pages.attention(queries[row, head], sequence, kv_head, end, window, sink)
     return expected
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max())
-    return powers / powers.sum()
 
 
 def turns_bytes(spec: KvSpec, end: int, begin: int) -> int:

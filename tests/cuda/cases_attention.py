@@ -29,6 +29,8 @@ class Setup:
     splits: int = 1
     window: int = 0
     page_tokens: int = 32
+    finished: bool = False  # no partial results
+    sinks: bool = False
 
     @property
     def scale(self) -> float:
@@ -52,21 +54,31 @@ def decode(setup: Setup) -> Prepared:
     spec = spec_of(setup.dtype, setup.kv_heads, setup.dim, setup.page_tokens)
     pages, rows = fill(spec, setup.lengths(), rng), len(setup.tokens)
     q = rng.standard_normal((1 + rows, setup.heads, setup.dim)).astype(np.float32) * 2
+    sinks = rng.standard_normal(setup.heads).astype(np.float32) * 2 if setup.sinks else None
     partial = unwritten((rows, setup.heads, setup.splits, setup.dim + 2))
+    out = unwritten(q.shape)
     shape = launch_shapes.attention_decode(
         setup.dtype, setup.dim, setup.heads, setup.kv_heads, rows, setup.splits
     )
-    inputs = (read_only(q), pages.table, read_only(setup.tiles(pages)))
+    inputs = (
+        read_only(q),
+        pages.table,
+        read_only(setup.tiles(pages)),
+        None if sinks is None else read_only(sinks),
+    )
+    outputs = (None, out) if setup.finished else (partial, None)
     numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window, setup.splits)
-    call = call_of(shape, (*inputs, partial, *numbers, setup.scale), pages.reached)
+    call = call_of(shape, (*inputs, *outputs, *numbers, setup.scale), pages.reached)
 
     def check() -> None:
         for row, (end, sequence) in enumerate(zip(setup.tokens, setup.rows_of, strict=True)):
             for head in range(setup.heads):
                 kv = head // (setup.heads // setup.kv_heads)
                 query = q[1 + row, head].astype(np.float64) * setup.scale
-                expected = pages.attention(query, sequence, kv, end, setup.window)
-                assert_close(joined(partial[rows - 1 - row, head]), expected, 1.5e-2)
+                sink = None if sinks is None else float(sinks[head])
+                expected = pages.attention(query, sequence, kv, end, setup.window, sink)
+                found = out[1 + row, head] if setup.finished else joined(partial[rows - 1 - row, head])
+                assert_close(found, expected, 1.5e-2)
 
     reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
     return Prepared(call, check, {tuple(reached): _visible_bytes(setup)})
@@ -128,6 +140,8 @@ CASES = [
     case("int8-window", False, "int8", 64, 2, 2, (150, 20), (0, 1), window=37),
     case("bf16-window", False, "bf16", 64, 2, 2, (150, 20), (0, 1), window=37, splits=2),
     case("int8-many-rows", False, "int8", 64, 7, 1, (60, 61, 62), (0, 0, 0), page_tokens=16),
+    case("int8-finished", True, "int8", 64, 6, 2, (60, 17), (0, 1), finished=True, sinks=True),
+    case("bf16-finished", False, "bf16", 128, 2, 1, (33,), (0,), finished=True),
     case("int8-80", True, "int8", 80, 6, 2, (50,), (0,)),
     case("bf16-96", True, "bf16", 96, 4, 2, (37,), (0,), splits=2),
     case("int8-16", False, "int8", 16, 4, 2, (37,), (0,)),

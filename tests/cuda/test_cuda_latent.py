@@ -6,10 +6,11 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from test_cuda_kernel_set import cuda_backend, generated
+from test_cuda_kernel_set import NotingLoader, cuda_backend, generated
 from tiny_model import TinyStore, mla_spec
 
 from strata.backends.cpu import CpuBackend
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.plan.spec import MlaSpec, ModelSpec, RopeSpec
 
 
@@ -28,7 +29,9 @@ def test_latent_attention_says_the_same_on_cuda_kernels() -> None:
     store, cpu = TinyStore(deepseek_spec()), CpuBackend(threads=1, activations="f32")
     prompts = [[7 * i % 50 for i in range(19)], [3, 1, 4, 1, 5]]
     wanted = generated(store, cpu, prompts, 3)
-    backend = cuda_backend(cpu, store, 5)
+    loader = NotingLoader()
+    backend = cuda_backend(cpu, store, loader, PrefillChoice(rows=5))
     assert generated(store, backend, prompts, 3) == wanted
+    assert {"attention_latent", "prepare_heads"} <= loader.files
     backend.check_integrity()
     backend.close()

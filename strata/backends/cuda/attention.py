@@ -88,7 +88,7 @@ class CudaAttention:
         out: Matrix,
         scratch: Arena,
     ) -> Iterator[Launch]:
-        """One that appends, one for all prompts, two for all single rows."""
+        """One that appends, one for all prompts, one or two for all single rows."""
         whole = self._whole(q, places, call)
         yield _append(whole, k, v)
         yield from _attend(whole, sinks, out, scratch)
@@ -197,27 +197,36 @@ def _decode(
     of_group = launch_shapes.WIDE_ROWS if whole.wide else launch_shapes.ATTENTION_QUERIES
     groups = spec.kv_heads * -(-heads // spec.kv_heads // of_group)
     splits = launch_shapes.attention_splits(longest, groups * tiles.count)
+    if splits == 1:
+        yield _by_rows(whole, tiles, 1, None, sinks, out)
+        return
     partial = scratch.take(tiles.count * heads * splits * (dim + 2) * 4, "partial attention")
-    yield _split(whole, tiles, splits, partial)
+    yield _by_rows(whole, tiles, splits, partial, None, out)
     shape = launch_shapes.attention_combine(heads, tiles.count, dim)
     reads = (partial, tiles.table, *_if_there(sinks), out.buffer)
     joined = (partial, tiles.table, or_null(sinks), out.buffer, dim, splits)
     yield whole.launcher.make(shape, joined, reads, (out.buffer,))
 
 
-def _split(whole: _Call, tiles: Tiles, splits: int, partial: Buffer) -> Launch:
-    spec, scale = whole.spec, float(whole.call.scale)
-    inputs = (whole.q.buffer, whole.places.table, tiles.table)
-    arguments: tuple[Operand, ...]
+def _by_rows(
+    whole: _Call, tiles: Tiles, splits: int, partial: Buffer | None, sinks: Matrix | None, out: Matrix
+) -> Launch:
+    """partial: where splits leave their part; None: one split finishes the results."""
+    spec, scale, heads = whole.spec, float(whole.call.scale), whole.call.heads
     if whole.wide:
         shape = whole.wide_shape(tiles, splits)
-        arguments = (*inputs, NULL, partial, NULL, *whole.geometry(), splits, scale)
     else:
-        heads = (whole.call.heads, spec.kv_heads)
-        shape = launch_shapes.attention_decode(spec.dtype, spec.key_dim, *heads, tiles.count, splits)
-        arguments = (*inputs, partial, *whole.geometry(), splits, scale)
-    reads = (*inputs, *whole.seen(tiles))
-    return whole.launcher.make(shape, arguments, reads, (partial,), whole.macs(tiles))
+        geometry = (spec.dtype, spec.key_dim, heads, spec.kv_heads)
+        shape = launch_shapes.attention_decode(*geometry, tiles.count, splits)
+    inputs = (whole.q.buffer, whole.places.table, tiles.table)
+    outputs = (NULL, out.buffer) if partial is None else (partial, NULL)
+    arguments: tuple[Operand, ...]
+    arguments = (*inputs, or_null(sinks), *outputs, *whole.geometry(), splits, scale)
+    reads = (*inputs, *_if_there(sinks), *whole.seen(tiles))
+    if partial is None:
+        reads = (*reads, out.buffer)  # rows of others stay
+    written = out.buffer if partial is None else partial
+    return whole.launcher.make(shape, arguments, reads, (written,), whole.macs(tiles))
 
 
 def _if_there(matrix: Matrix | None) -> tuple[Buffer, ...]:

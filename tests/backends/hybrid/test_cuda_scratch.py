@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 from hybrids import FIGURES, make_hybrid, tokens
-from tiny_model import TinyStore, gpt_oss_spec, moe_spec
+from tiny_model import TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.device.counting import CountingDevice
 from strata.engine.dry_launch import MadeUpRoutes, NoLoader
-from strata.plan.spec import AttentionSpec, ExpertSpec, ModelSpec, RopeSpec, RouterSpec
+from strata.plan.spec import AttentionSpec, ExpertSpec, MlaSpec, ModelSpec, RopeSpec, RouterSpec
 
 ROPE = RopeSpec("default", 1e4, 64)
 GROUPED = AttentionSpec(16, 2, 64, 0.125, ROPE)
 WIDE = AttentionSpec(20, 20, 128, 0.1, ROPE, qk_norm="full")
 EVERY = ExpertSpec(RouterSpec(16, 16), 128, shared_width=64, shared_gate=True)
 FEW = ExpertSpec(RouterSpec(64, 2), 256, shared_width=2048)
+LATENT = replace(mla_spec().attention, rope=replace(ROPE, interleaved=True), mla=MlaSpec(16, 512, 16, 64, 16))
 SPECS = {
     "all experts of a layer for each token": moe_spec(2, hidden=64, attention=GROUPED, experts=EVERY),
     "a shared expert wider than the chosen": moe_spec(2, hidden=64, attention=GROUPED, experts=FEW),
@@ -29,6 +30,7 @@ SPECS = {
     "gpt-oss": replace(
         gpt_oss_spec(), hidden=64, attention=replace(gpt_oss_spec().attention, head_dim=64, rope=ROPE)
     ),
+    "latent": replace(mla_spec(), hidden=64, attention=replace(LATENT, heads=16)),
 }
 
 
