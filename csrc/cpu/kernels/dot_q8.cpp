@@ -25,7 +25,7 @@ STRATA_INLINE void few_tokens(const BlockJob& job, const uint8_t* block, float* 
     for (int t = 0; t < T; t++) acc[t] = set_floats(0.0f);
     const size_t passed = (matrix.block_bytes + matrix.units - 1) / matrix.units;
     for (int unit = 0; unit < matrix.units; unit++) {
-        if (job.ahead != nullptr) job.ahead->pass(passed);
+        if (job.ahead != nullptr) job.ahead->template pass<F::kLines>(passed);
         const Packed<typename F::Decode> source[1] = {{block + static_cast<size_t>(unit) * F::kUnit}};
         const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + static_cast<size_t>(unit) * job.stride;
 #pragma GCC unroll 2
