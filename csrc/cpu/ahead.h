@@ -21,13 +21,15 @@ struct Stretch {
 // How far one worker has asked for the weights of its work. A kernel that passes over n bytes asks for the
 // next n bytes. Compiled into every instruction set, hence no symbols of its own.
 struct Ahead {
+    static constexpr size_t kLine = 64;
+
     const Stretch* stretch;  // the one that `at` lies in
     const Stretch* last;     // one past the last stretch
     const uint8_t* at;
     size_t owed;  // bytes passed over, not asked for yet: lines are whole
 
-    // `bytes` were passed over, which hold `lines` whole lines at least. For one token of 4-bit weights a loop
-    // would be a tenth of all instructions.
+    // `bytes` were passed over, which hold `lines` whole lines at least. For one token of 4-bit weights a
+    // loop would be a tenth of all instructions.
     template <int lines>
     STRATA_ALWAYS_INLINE void pass(size_t bytes) {
         if (stretch == last) return;
@@ -48,8 +50,6 @@ struct Ahead {
     }
 
   private:
-    static constexpr size_t kLine = 64;
-
     // At most to the end of the stretch.
     STRATA_ALWAYS_INLINE void ask_owed() {
         const uint8_t* from = at;

@@ -111,17 +111,23 @@ void kv_append(ThreadPool& pool, const KvLayer& cache, const SequenceView* seque
                const float* k, const float* v) {
     const size_t key_width = cache.kv_heads * cache.key_dim;
     const size_t value_width = cache.kv_heads * cache.value_dim;
-    for (size_t s = 0; s < count; ++s) {
-        const SequenceView& seq = sequences[s];
-        parallel_for(pool, seq.count, 8 * key_width, [&](size_t begin, size_t end) {
-            for (size_t i = begin; i < end; ++i) {
-                const size_t position = seq.start + i, row = seq.first_row + i;
-                const size_t page = static_cast<size_t>(seq.pages[position / cache.page_tokens]);
-                append_token(cache, cache.block(page), position % cache.page_tokens, k + row * key_width,
-                             cache.value_in_key ? nullptr : v + row * value_width);
-            }
-        });
-    }
+    const auto append = [&](const SequenceView& seq, size_t i) {
+        const size_t position = seq.start + i, row = seq.first_row + i;
+        const size_t page = static_cast<size_t>(seq.pages[position / cache.page_tokens]);
+        append_token(cache, cache.block(page), position % cache.page_tokens, k + row * key_width,
+                     cache.value_in_key ? nullptr : v + row * value_width);
+    };
+    size_t tokens = 0;
+    for (size_t s = 0; s < count; ++s) tokens += sequences[s].count;
+    // Split over the tokens of all sequences: one of decoding has a single one.
+    parallel_for(pool, tokens, 8 * key_width, [&](size_t begin, size_t end) {
+        size_t first = 0;  // of a sequence, counted over all
+        for (size_t s = 0; s < count; first += sequences[s++].count) {
+            const size_t last = first + sequences[s].count;
+            for (size_t i = std::max(begin, first); i < std::min(end, last); ++i)
+                append(sequences[s], i - first);
+        }
+    });
 }
 
 }  // namespace strata::cpu

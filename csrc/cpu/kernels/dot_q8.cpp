@@ -23,13 +23,15 @@ STRATA_INLINE void few_tokens(const BlockJob& job, const uint8_t* block, float* 
     const Matrix& matrix = *job.matrix;
     Floats acc[T];
     for (int t = 0; t < T; t++) acc[t] = set_floats(0.0f);
-    const size_t passed = (matrix.block_bytes + matrix.units - 1) / matrix.units;
+    const int spans = matrix.units * Kind::kSpans;
+    const size_t passed = (matrix.block_bytes + spans - 1) / spans;
     for (int unit = 0; unit < matrix.units; unit++) {
-        if (job.ahead != nullptr) job.ahead->template pass<F::kLines>(passed);
         const Packed<typename F::Decode> source[1] = {{block + static_cast<size_t>(unit) * F::kUnit}};
         const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + static_cast<size_t>(unit) * job.stride;
 #pragma GCC unroll 2
         for (int span = 0; span < Kind::kSpans; span++) {
+            // Not a unit's at once: they would keep the loads below waiting.
+            if (job.ahead != nullptr) job.ahead->template pass<F::kSpanLines>(passed);
             Ints sum[1][T];
             sum_span<Kind>(source, x, span, sum);
             const Floats scale = span_scales<kCode>(matrix, block, unit, span);

@@ -24,11 +24,13 @@ template <int kCode>
 struct Traits {
     static constexpr Format kFormat = kFormats[kCode];
     static constexpr int kUnit = kUnitBytes[static_cast<int>(kFormat.values)];
-    // Whole cache lines that a unit is, with its scales.
-    static constexpr int kScales = kFormat.group == 0 ? 0 : kUnitCols * kRowBlock * kFormat.scale_bytes / kFormat.group;
-    static constexpr int kLines = (kUnit + kScales * (kFormat.minimum ? 2 : 1)) / 64;
     using Decode = Bytes<kFormat.values, kFormat.minimum>;
     using Kind = SpanKind<activation_span(kFormat), kFormat.minimum, Decode::kSigned, Decode::kPartSteps>;
+    // Whole cache lines of a unit's values and scales, and those that a span takes of them.
+    static constexpr int kScales =
+        kFormat.group == 0 ? 0 : kRowBlock * kFormat.scale_bytes * kUnitCols / kFormat.group;
+    static constexpr int kUnitLines = (kUnit + kScales * (kFormat.minimum ? 2 : 1)) / int{Ahead::kLine};
+    static constexpr int kSpanLines = kUnitLines / Kind::kSpans;
 };
 
 template <class Kind>

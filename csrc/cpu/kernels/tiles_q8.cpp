@@ -92,7 +92,7 @@ static void blocks(const BlockJob& job, int first) {
     const Sweep<typename Traits<kCode>::Kind, B> sweep(job.tokens);
     const size_t passed = (B * matrix.block_bytes + matrix.units - 1) / matrix.units;
     for (int unit = 0; unit < matrix.units; unit++) {
-        if (job.ahead != nullptr) job.ahead->template pass<B * Traits<kCode>::kLines>(passed);
+        if (job.ahead != nullptr) job.ahead->template pass<B * Traits<kCode>::kUnitLines>(passed);
         for (int b = 0; b < B; b++) decode<kCode>(matrix, block + b * matrix.block_bytes, unit, &units[b]);
         const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + static_cast<size_t>(unit) * job.stride;
         sweep.run(units, x, out);
