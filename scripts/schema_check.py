@@ -22,6 +22,7 @@ import hypothesis
 import schemathesis
 from hypothesis import strategies
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -80,8 +81,8 @@ def one_mode(strategy: Any, ask: Any, examples: int, seed: int) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
         phases=(hypothesis.Phase.generate,),
     )
-    property_: Any = hypothesis.given(strategy)(ask)
-    hypothesis.seed(seed)(settings(property_))()
+    seeded: Any = hypothesis.seed(seed)
+    seeded(settings(hypothesis.given(strategy)(ask)))()
 
 
 def main() -> int:
@@ -94,7 +95,7 @@ def main() -> int:
         name = f"{operation.method.upper()} {operation.path}"
         try:
             statuses = check_operation(operation, options.key, options.examples, options.seed)
-        except Exception as error:
+        except (Exception, FailureGroup) as error:
             failed += 1
             print(f"{name}: FAILED: {error}")
             for note in getattr(error, "exceptions", ()):
