@@ -74,7 +74,7 @@ def _with_few(case: Any, kept: list[int]) -> Any:
 
 def one_mode(strategy: Any, ask: Any, examples: int, seed: int) -> None:
     """So many requests of one kind."""
-    settings = hypothesis.settings(
+    settings: Any = hypothesis.settings(
         max_examples=max(examples, 1),
         deadline=None,
         database=None,
@@ -82,7 +82,8 @@ def one_mode(strategy: Any, ask: Any, examples: int, seed: int) -> None:
         phases=(hypothesis.Phase.generate,),
     )
     seeded: Any = hypothesis.seed(seed)
-    seeded(settings(hypothesis.given(strategy)(ask)))()
+    made_up: Any = hypothesis.given(strategy)
+    seeded(settings(made_up(ask)))()
 
 
 def main() -> int:

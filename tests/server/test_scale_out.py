@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import socket
 import threading
 import time
 import urllib.request
@@ -160,21 +161,14 @@ def cluster() -> Iterator[tuple[str, Any]]:
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     ray.init(num_cpus=3, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": 0})
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build({"model": "demo", "replicas": "2", "cpus": "1"}), name="strata")
-        yield _address(serve), ray
+        yield f"http://127.0.0.1:{port}", ray
     finally:
         serve.shutdown()
         ray.shutdown()
-
-
-def _address(serve: Any) -> str:
-    details = serve.status()
-    port = next(iter(details.proxies.values()), None)
-    del port
-    from ray.serve._private.api import _get_global_client
-
-    return str(_get_global_client().http_config.root_url or "http://127.0.0.1:8000")
 
 
 def _post(address: str, body: bytes) -> tuple[str, str]:

@@ -52,9 +52,9 @@ class Asked:
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
             raise UsageError(f"{', '.join(sorted(unknown))}: not known", remedy=f"one of {names}")
-        kinds = {name: type(entry.default) for name, entry in cls.__dataclass_fields__.items()}
+        default = cls()
         try:
-            return cls(**{name: kinds[name](value) for name, value in arguments.items()})
+            return cls(**{name: type(getattr(default, name))(value) for name, value in arguments.items()})
         except ValueError as error:
             raise UsageError(str(error), remedy="replicas=2 most=4") from None
 

@@ -19,7 +19,7 @@ from ray.serve.request_router import (
 from strata.interfaces.ray_serve.prefix import PrefixIndex
 
 
-class PrefixRouter(FIFOMixin, RequestRouter):
+class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # ray is an extra, and untyped
     """Expects the keys of `prefix_keys` as a request's first argument. Ray makes it; one loop owns it."""
 
     def initialize_state(self, slack: int = 4, **_: Any) -> None:
