@@ -21,9 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.config import Override, load_config
+from strata.interfaces.ray_serve.answer import one_answer
 from strata.interfaces.ray_serve.local import Head, LocalServer, Wire
 from strata.interfaces.ray_serve.prefix import PrefixIndex, prefix_keys
 from strata.interfaces.ray_serve.resume import ResumedEvents, with_seed
+from strata.interfaces.server.errors import ApiError
 
 CHAT = "/v1/chat/completions"
 
@@ -144,6 +146,52 @@ def test_a_server_without_sockets(tiny_store: Path) -> None:
     server.close()
     with pytest.raises(RuntimeError, match="not healthy"):
         server.check()
+
+
+class LostError(Exception):
+    """What a replica raises that is gone."""
+
+
+def replicas(*lives: Any) -> Any:
+    """Each attempt comes to the next life: pieces, and at its end what is raised, if that is an error."""
+    left = iter(lives)
+
+    async def ask() -> AsyncIterator[Head | bytes]:
+        for piece in next(left):
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    return ask
+
+
+def answered(*lives: Any) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [piece async for piece in one_answer(replicas(*lives), (LostError,), pause=0.0)]
+
+    return asyncio.run(collect())
+
+
+STREAM = Head(200, {"content-type": "text/event-stream; charset=utf-8"})
+WHOLE, BUSY, LEAVING = Head(200, {}), Head(429, {}), Head(503, {})
+
+
+def test_an_answer_from_as_many_replicas_as_it_takes() -> None:
+    data, gone = events("a", 4), LostError()
+    assert answered([STREAM, data]) == [STREAM, *answered([STREAM, data])[1:]]
+    whole = b"".join(answered([STREAM, data])[1:])
+    assert whole == data
+    cut = [answered([gone], [STREAM, data[:50], gone], [STREAM, gone], [STREAM, data])]
+    for pieces in cut:
+        assert pieces[0] == STREAM and b"".join(pieces[1:]).replace(b": alive\n\n", b"") == data[9:]
+    assert answered([WHOLE, b"half", gone], [WHOLE, b"all"]) == [WHOLE, b"all"]
+    assert answered([BUSY, b"later"]) == [BUSY, b"later"]
+    assert answered([LEAVING, b"x"], [WHOLE, b"all"]) == [WHOLE, b"all"]
+    assert answered(*[[LEAVING, b"x"]] * 5) == [LEAVING, b"x"]
+    with pytest.raises(ApiError, match="no replica"):
+        answered(*[[gone]] * 5)
+    refused = answered([STREAM, data[:60], gone], *[[LEAVING, b"x"]] * 4)
+    assert b"no_replica" in refused[-1] and refused[-1].endswith(b"data: [DONE]\n\n")
 
 
 # With Ray

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import functools
 import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -19,17 +18,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from strata.config import Config, Override
 from strata.errors import UsageError
 from strata.interfaces.commands.serve import serving_config
+from strata.interfaces.ray_serve.answer import one_answer, streams
 from strata.interfaces.ray_serve.local import Head, LocalServer, Wire
 from strata.interfaces.ray_serve.prefix import prefix_keys
-from strata.interfaces.ray_serve.resume import ResumedEvents, with_seed
+from strata.interfaces.ray_serve.resume import with_seed
 from strata.interfaces.ray_serve.router import PrefixRouter
-from strata.interfaces.server.errors import ApiError, unavailable
+from strata.interfaces.server.errors import ApiError
 
-_ATTEMPTS = 5
-_PAUSE_SECONDS = 0.2
+_LOST = (RayActorError, BackPressureError)
 _PASSED_ON = ("authorization", "x-api-key", "content-type", "accept")
 _HOP = ("content-length", "connection", "transfer-encoding")  # of the answer: the front's own
-_log = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,20 @@ class Front:
         """One request. Errors in OpenAI's shape, as those of the replicas."""
         try:
             wire = await self._wire(request)
-            attempts = self._attempts(prefix_keys(wire.body), wire)
+            attempts = one_answer(functools.partial(self._ask, prefix_keys(wire.body), wire), _LOST)
             head = await anext(attempts)
         except ApiError as error:
             return JSONResponse(error.content(), error.status, headers=error.headers)
         assert isinstance(head, Head)
         headers = {name: value for name, value in head.headers.items() if name not in _HOP}
-        if headers.get("content-type", "").startswith("text/event-stream"):
+        if streams(head):
             return StreamingResponse(attempts, head.status, headers=headers)  # type: ignore[arg-type]
         body = b"".join([piece async for piece in attempts if isinstance(piece, bytes)])
         return Response(body, head.status, headers=headers)
+
+    def _ask(self, keys: tuple[int, ...], wire: Wire) -> AsyncIterator[Head | bytes]:
+        pieces: AsyncIterator[Head | bytes] = self._replicas.answer.remote(keys, wire)
+        return pieces
 
     async def _wire(self, request: Request) -> Wire:
         body = bytearray()
@@ -121,35 +123,6 @@ class Front:
         seeded = with_seed(bytes(body), self._draw) if "/completions" in request.url.path else bytes(body)
         # What a replica's Host check is for, the web page that renames itself, cannot reach it here.
         return Wire(request.method, request.scope["path"], seeded, {**given, "host": "localhost"})
-
-    async def _attempts(self, keys: tuple[int, ...], wire: Wire) -> AsyncIterator[Head | bytes]:
-        """One answer, from as many replicas as it takes. Raises ApiError (503) before its head only."""
-        events, begun, whole = ResumedEvents(), False, bytearray()
-        for attempt in range(_ATTEMPTS):
-            events.restart()
-            whole.clear()
-            try:
-                streams = False
-                async for piece in self._replicas.answer.remote(keys, wire):
-                    if isinstance(piece, Head):
-                        streams = piece.headers.get("content-type", "").startswith("text/event-stream")
-                        if not begun and streams:
-                            begun = True
-                            yield piece
-                        head = piece
-                    elif streams:
-                        for event in events.add(piece):
-                            yield event
-                    else:
-                        whole += piece
-                if not streams:  # only now is it certain that all of it came
-                    yield head
-                    yield bytes(whole)
-                return
-            except (RayActorError, BackPressureError) as error:
-                _log.warning("attempt %d at %s: %s", attempt + 1, wire.path, type(error).__name__)
-                await asyncio.sleep(_PAUSE_SECONDS * (attempt + 1))
-        raise unavailable("no replica answered", "no_replica", 5)
 
 
 def application(asked: Asked) -> Any:
