@@ -41,7 +41,7 @@ class ExpertBank:
     where memory is a cache of the disk. Records come through `bring` then; `record` still works, but reads
     through the page cache, which has no room left. placed: where slices lie on the memory nodes whose threads
     compute them: for every slice u8 [layout.slice_bytes], and last what follows the slices in a record; with
-    copies > 1 a record, u8 [layout.record_bytes], for every node's threads.
+    copies > 1 a record, u8 [layout.record_bytes], for every node's threads, or a single one for all.
     """
 
     layer: int
@@ -49,7 +49,7 @@ class ExpertBank:
     layout: ExpertLayout
     record: Callable[[int], NDArray[np.uint8]]
     tier: HostExperts | None = None
-    placed: Callable[[int], tuple[NDArray[np.uint8], ...]] | None = None
+    placed: Callable[[int], tuple[NDArray[np.uint8], ...] | NDArray[np.uint8]] | None = None
     copies: int = 1
 
     def bring(

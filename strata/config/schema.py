@@ -124,11 +124,13 @@ class HostConfig:
     """Host memory. memory: bytes that may be used.
 
     numa: how experts are spread over the memory nodes, or "off": nothing is bound to any; a tuple: the nodes
-    that may be used, spread as with "auto".
+    that may be used, spread as with "auto". copies: bytes of every node for copies of the hottest experts,
+    where they are interleaved.
     """
 
     memory: int | None = None
     numa: Literal["auto", "off", "partition", "interleave", "replicate"] | tuple[int, ...] = "auto"
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     "host": {
         "memory": Size(low=1 << 28),
         "numa": NodesOr(("auto", "off", "partition", "interleave", "replicate")),
+        "copies": Size(low=0, auto=False),
     },
     "sampling": {
         "temperature": Number(0, 100),

@@ -88,9 +88,9 @@ def load_engine(
         token_seconds=1.0 / plan.predictions[-1].tokens_per_second,
         share_prefixes=share_prefixes,
     )
-    placement = place(plan, store, numa, slices=backend == "cpu")
-    made = cpu = make_backend(backend, plan, activations)
     heat = load_heat(store)
+    placement = place(plan, store, numa, slices=backend == "cpu", heat=heat)
+    made = cpu = make_backend(backend, plan, activations)
     if device is not None:
         reserve = int(plan.kv.pages * KV_RESERVE)
         options = replace(options, host_pages=_pool_pages(plan), reserve_pages=reserve)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +16,12 @@ from strata.hardware.numa import memory_nodes
 from strata.hardware.numa_calls import OUTER_POLICY, NumaCalls, Policy
 from strata.hardware.page_check import PageCheck, PlacedRange, check_pages
 from strata.hardware.placement import interleave
+from strata.memory.heat import Heat
 from strata.memory.host_arena import System
 from strata.memory.node_copies import NodeCopies
 from strata.memory.node_experts import NodeExperts
 from strata.plan.plan import Plan
+from strata.store.formats import ExpertLayout
 from strata.store.reader import Store
 
 if TYPE_CHECKING:
@@ -149,10 +151,13 @@ def _home_cpus(plan: Plan) -> tuple[int, ...]:
     return next(node.cpus for node in plan.threads if node.node == plan.nodes[0])
 
 
-def place(plan: Plan, store: Store, system: NumaSystem | None = None, *, slices: bool) -> Placement:
+def place(
+    plan: Plan, store: Store, system: NumaSystem | None = None, *, slices: bool, heat: Heat | None = None
+) -> Placement:
     """Settle the calling thread, and make room for expert slices on every node where the plan says so.
 
-    slices: whether the backend computes them by node. CapacityError when a node has no room for its slices.
+    slices: whether the backend computes them by node. heat: which experts are hot. CapacityError when a node
+    has no room for what it is to hold.
     """
     system = system or NumaSystem()
     problem = settle(plan, system)
@@ -161,7 +166,18 @@ def place(plan: Plan, store: Store, system: NumaSystem | None = None, *, slices:
     if problem or not slices or not plan.teams or plan.host.disk_bytes or not store.manifest.layers:
         return Placement(plan.nodes, system, problem=problem)
     layouts = {layer: record.layout() for layer, record in store.manifest.layers.items()}
-    count, free = store.manifest.expert_count, system.free()
-    kind = NodeCopies if plan.host.spread == "replicate" else NodeExperts
-    experts = kind(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas)
+    experts = _experts(plan, store, layouts, system, heat)
     return Placement(plan.nodes, system, experts)
+
+
+def _experts(
+    plan: Plan, store: Store, layouts: Mapping[int, ExpertLayout], system: NumaSystem, heat: Heat | None
+) -> NodeExperts | NodeCopies:
+    """Slices, copies of all, or copies of the hottest."""
+    count, free = store.manifest.expert_count, system.free()
+    if plan.host.spread == "partition":
+        return NodeExperts(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas)
+    hot = None
+    if plan.host.spread == "interleave":
+        hot = heat.warm_order(plan.host.copies) if heat is not None else []
+    return NodeCopies(layouts, count, plan.nodes, store.expert, free=free, system=system.arenas, hot=hot)

@@ -156,4 +156,5 @@ def plan_options(config: Config, depth: int | None = None) -> PlanOptions:
         spread=next((spread for spread in SPREADS if spread == numa), None),
         numa=numa != "off",
         nodes=numa if isinstance(numa, tuple) else None,
+        copies=config.host.copies,
     )

@@ -1,8 +1,8 @@
-"""A copy of every expert on every node: for experts that are not cut into slices, where memory allows it."""
+"""Copies of experts on every node: for those that are not cut into slices, where memory allows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from strata.core import ExpertId
 from strata.hardware.page_check import PlacedRange
@@ -12,7 +12,7 @@ from strata.store.formats import ExpertLayout
 
 
 class NodeCopies:
-    """One arena on each node with all experts in it; a record is copied when it is first asked for.
+    """One arena on each node with all experts or the hottest; a record is copied when it is first asked for.
 
     Slices on their own nodes (`NodeExperts`) read as fast and take the memory once: this is for stores that
     are not cut for it.
@@ -27,24 +27,29 @@ class NodeCopies:
         *,
         free: Mapping[int, int] | None = None,
         system: System | None = None,
+        hot: Collection[ExpertId] | None = None,
     ) -> None:
-        """As for NodeExperts."""
+        """As for NodeExperts. hot: those that are copied, None = all; the others stay where they are."""
         self.nodes = tuple(nodes)
         self._sizes = {layer: layout.record_bytes for layer, layout in layouts.items()}
         self._record = record
-        size = experts * sum(self._sizes.values())
+        every = (ExpertId(layer, index) for layer in layouts for index in range(experts))
+        self._starts: dict[ExpertId, int] = {}
+        size = 0
+        for expert in every if hot is None else sorted(hot):
+            self._starts[expert] = size
+            size += self._sizes[expert.layer]
         check_room(self.nodes, [size] * len(self.nodes), free or {})
-        self._starts, at = {}, 0
-        for layer, nbytes in self._sizes.items():
-            self._starts[layer] = at
-            at += nbytes * experts
         self.arenas: tuple[HostArena, ...] = tuple(
             host_arena(size, [node], system, strict=True) for node in nodes
         )
         self._placed: dict[ExpertId, tuple[Bytes, ...]] = {}
 
-    def pieces(self, expert: ExpertId) -> tuple[Bytes, ...]:
-        """The record on every node, u8 [record_bytes] each; read-only, and they stay."""
+    def pieces(self, expert: ExpertId) -> tuple[Bytes, ...] | Bytes:
+        """The record on every node, u8 [record_bytes] each; read-only, and they stay. One that is not copied:
+        the record."""
+        if expert not in self._starts:
+            return self._record(expert)
         found = self._placed.get(expert)
         if found is None:
             found = self._placed[expert] = self._place(expert)
@@ -70,7 +75,7 @@ class NodeCopies:
 
     def _place(self, expert: ExpertId) -> tuple[Bytes, ...]:
         record, nbytes = self._record(expert), self._sizes[expert.layer]
-        start = self._starts[expert.layer] + expert.index * nbytes
+        start = self._starts[expert]
         rooms = tuple(arena.memory[start : start + nbytes] for arena in self.arenas)
         for room in rooms:
             room[:] = record

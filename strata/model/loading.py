@@ -101,7 +101,7 @@ class Weights:
         def record(index: int) -> NDArray[np.uint8]:
             return self.store.expert(ExpertId(layer, index))
 
-        def pieces(index: int) -> tuple[NDArray[np.uint8], ...]:
+        def pieces(index: int) -> tuple[NDArray[np.uint8], ...] | NDArray[np.uint8]:
             assert self.placed is not None
             return self.placed.pieces(ExpertId(layer, index))
 

@@ -65,7 +65,7 @@ class Speeds:
     """What a machine sustains, per second. Device speeds and both directions are 0 without a device.
 
     host_read: of experts in host memory; host_shared: of what all its threads read (attention, KV, the head),
-    which is spread over the nodes; 0 = as fast.
+    which is spread over the nodes; host_near: of experts that every node has a copy of; 0 = as fast.
     """
 
     host_read: float
@@ -76,6 +76,7 @@ class Speeds:
     to_device: float = 0.0
     to_host: float = 0.0
     host_shared: float = 0.0
+    host_near: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def speeds_of(hardware: HardwareProfile, threads: Mapping[int, int], spread: Spr
         full = max(1.0, SATURATING_CORES * len(node.cores))
         reads.append(rate.value * min(1.0, used / full))
         macs_of.append(hardware.processor.core_macs.value * min(used, max(1, len(node.cores))))
-    read, macs = math.fsum(reads), math.fsum(macs_of)
+    near = read = math.fsum(reads)
+    macs = math.fsum(macs_of)
     shared = read * _local_share(hardware, threads)
     if spread == "interleave":
         read = shared
@@ -164,11 +166,11 @@ def speeds_of(hardware: HardwareProfile, threads: Mapping[int, int], spread: Spr
         macs = min((macs_of[place] for place in homes), default=0.0) * len(homes)
     device = hardware.device
     host = HOST_READ_SHARE * read, HOST_MACS_SHARE * macs, hardware.disk_read.value
-    shared *= HOST_READ_SHARE
+    spread_out = HOST_READ_SHARE * shared, HOST_READ_SHARE * near
     if device is None:
-        return Speeds(*host, host_shared=shared)
+        return Speeds(*host, host_shared=spread_out[0], host_near=spread_out[1])
     own = DEVICE_READ_SHARE * device.read.value, DEVICE_MACS_SHARE * device.macs.value
-    return Speeds(*host, *own, device.to_device.value, device.to_host.value, shared)
+    return Speeds(*host, *own, device.to_device.value, device.to_host.value, *spread_out)
 
 
 def _local_share(hardware: HardwareProfile, threads: Mapping[int, int]) -> float:

@@ -87,10 +87,13 @@ def plan_host(
     one = model.expert_total if whole else min(held * model.expert_bytes, model.expert_total)
     nbytes = one * copies
     parts = [*memory.fixed, Part("experts", nbytes, f"{held} of {model.expert_count}")]
+    copies = _copies(model, rooms, room - nbytes, options) if whole and spread == "interleave" else 0
+    if copies:
+        parts.append(Part("copies", copies * model.expert_bytes * len(rooms), f"{copies} on every node"))
     parts += [Part("KV pages", kv_bytes)] if kv_bytes else []
     parts += [Part("draft KV", draft_bytes)] if draft_bytes else []
     parts.append(Part("free", memory.total - sum(part.nbytes for part in parts)))
-    return HostPlan(memory.total, tuple(parts), held, model.expert_total - one, spread, spreads)
+    return HostPlan(memory.total, tuple(parts), held, model.expert_total - one, spread, spreads, copies)
 
 
 def _homes(hardware: HardwareProfile) -> tuple[MemoryNode, ...]:
@@ -130,6 +133,20 @@ def _spread(model: Footprint, rooms: tuple[int, ...], room: int, spread: Spread)
 def _sliced(model: Footprint, rooms: tuple[int, ...]) -> bool:
     """Whether every node can hold slices of its own of every expert."""
     return model.slices % len(rooms) == 0
+
+
+def _copies(model: Footprint, rooms: tuple[int, ...], free: int, options: PlanOptions) -> int:
+    """Experts that every node gets a copy of beside the interleaved ones. CapacityError for too many."""
+    if len(rooms) < 2 or not options.numa or not options.copies:
+        return 0
+    least = min(rooms) - -(-model.expert_total // len(rooms))
+    if options.copies > min(least, free // len(rooms)):
+        raise CapacityError(
+            f"host.copies is {options.copies} bytes on each of {len(rooms)} nodes, "
+            f"{max(0, min(least, free // len(rooms)))} are free beside the experts",
+            remedy="lower host.copies",
+        )
+    return min(model.expert_count, options.copies // max(1, model.expert_bytes))
 
 
 def _even(hardware: HardwareProfile, threads: Mapping[int, int]) -> bool:

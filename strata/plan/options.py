@@ -29,7 +29,8 @@ class PlanOptions:
     predictions. device False: the card stays idle. device_memory: of the card, all of it unless told;
     reserve: of it, left free; workspace: the cap of activations and buffers. slots: experts on the device,
     over the whole model. kv_bytes: of the KV cache, on whatever tier. numa False: nothing is bound to memory
-    nodes; nodes: those that threads and experts may be on. draft: the model that proposes tokens.
+    nodes; nodes: those that threads and experts may be on; copies: bytes of every node for copies of the
+    hottest experts, where they are interleaved. draft: the model that proposes tokens.
     """
 
     context: int | None = None
@@ -51,6 +52,7 @@ class PlanOptions:
     spread: Spread | None = None
     numa: bool = True
     nodes: tuple[int, ...] | None = None
+    copies: int = 0
 
     @property
     def running(self) -> int:

@@ -63,7 +63,8 @@ class DevicePlan:
 @dataclass(frozen=True)
 class HostPlan:
     """Host memory. parts add up to `total` exactly. in_memory: experts that stay in memory; disk_bytes: of
-    those that do not. spread: how they lie over the nodes, one of `spreads`."""
+    those that do not. spread: how they lie over the nodes, one of `spreads`. copies: of the experts in memory
+    the hottest ones, of which every node has a copy beside."""
 
     total: int
     parts: tuple[Part, ...]
@@ -71,6 +72,7 @@ class HostPlan:
     disk_bytes: int
     spread: Spread
     spreads: tuple[SpreadBytes, ...]
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Plan:
     @property
     def teams(self) -> tuple[int, ...]:
         """For each thread the number of its node in `nodes`, where each reads slices or copies of its own."""
-        if not self.nodes or self.host.spread == "interleave":
+        if not self.nodes or (self.host.spread == "interleave" and not self.host.copies):
             return ()
         return tuple(self.nodes.index(node.node) for node in self.threads for _ in node.cpus)
 

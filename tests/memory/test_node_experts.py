@@ -12,6 +12,7 @@ from test_host_arena import NONE_FREE, FakeSystem
 
 from strata.core import ExpertId
 from strata.errors import CapacityError
+from strata.memory.node_copies import NodeCopies
 from strata.memory.node_experts import NodeExperts, node_bytes
 from strata.store.formats import FORMATS, ExpertLayout
 
@@ -133,3 +134,20 @@ def test_a_record_that_cannot_be_read_is_asked_for_again() -> None:
         experts.pieces(ExpertId(0, 1))
     pieces = experts.pieces(ExpertId(0, 1))
     assert b"".join(p.tobytes() for p in pieces) == files.records[ExpertId(0, 1)].tobytes()
+
+
+def test_copies_of_the_hottest_and_the_others_where_they_are() -> None:
+    layouts = {0: layout(), 3: layout(hidden=128)}
+    files, hot = Files(layouts), [ExpertId(3, 1), ExpertId(0, 2)]
+    experts = NodeCopies(layouts, EXPERTS, (1, 0), files, system=Nodes(), hot=hot)
+    sizes = sum(layouts[expert.layer].record_bytes for expert in hot)
+    assert [found.nbytes for found in experts.ranges()] == [sizes, sizes] and experts.copies == 2
+    for expert, record in files.records.items():
+        found = experts.pieces(expert)
+        if expert not in hot:
+            assert found is record
+            continue
+        assert isinstance(found, tuple) and len({copy.ctypes.data for copy in found}) == 2
+        assert all(copy.tobytes() == record.tobytes() and not copy.flags.writeable for copy in found)
+    with pytest.raises(CapacityError, match=f"{sizes} bytes on memory node 0, {sizes - 1} are free"):
+        NodeCopies(layouts, EXPERTS, (1, 0), files, system=Nodes(), hot=hot, free={0: sizes - 1})

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from models import machine, toy
 
+from strata.engine.simulate.routes import HabitRoutes, habits
+from strata.engine.simulate.server import Load, Simulator
+from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile, Rate
+from strata.plan.cost import speeds_of
 from strata.plan.nodes import choose_nodes
 from strata.plan.options import PlanOptions
 from strata.plan.planner import make_plan
@@ -121,3 +125,36 @@ def test_threads_teams_and_nodes_agree(nodes: int, threads: int | None, asked: A
     assert set(made.nodes) <= allowed and {entry.node for entry in made.threads} <= allowed
     assert not made.teams or len(made.teams) == len(made.cpus)
     assert sorted(made.teams) == list(made.teams)
+
+
+def test_copies_of_hot_experts_are_for_interleaved_ones_and_counted_on_every_node() -> None:
+    whole = toy(slices=1)
+    made = make_plan(whole, machine(2, device_gib=None), PlanOptions(context=1024, copies=35 * 10**6))
+    assert (made.host.spread, made.host.copies) == ("interleave", 3)
+    assert sum(made.teams) == len(made.cpus) // 2  # every node's threads read their copies
+    parts = {part.name: part.nbytes for part in made.host.parts}
+    assert parts["copies"] == 2 * 3 * 10**7 and sum(parts.values()) == made.host.total
+    cut = make_plan(toy(), machine(2, device_gib=None), PlanOptions(context=1024, copies=35 * 10**6))
+    assert (cut.host.spread, cut.host.copies) == ("partition", 0)
+    with pytest.raises(CapacityError, match=r"host\.copies is \d+ bytes on each of 2 nodes, \d+ are free"):
+        make_plan(whole, machine(2, device_gib=None), PlanOptions(context=1024, copies=64 << 30))
+
+
+def test_the_simulator_measures_what_copies_gain() -> None:
+    """More copies, more of the misses among them, faster decoding; never faster than all of them copied."""
+    whole, found = toy(slices=1, experts=16, expert_total=16 * 10**8), machine(2, device_gib=None)
+    rates, shares = [], []
+    for copies in (0, 20, 80, 160):
+        options = PlanOptions(context=1024, copies=copies * 10**7)
+        made = make_plan(whole, found, options)
+        threads = {node.node: len(node.cpus) for node in made.threads}
+        routes = HabitRoutes(habits(16), 10, 16, 2, seed=1)
+        served = Simulator(whole, speeds_of(found, threads, made.host.spread), made, routes).serve(
+            Load(1, 8, 32, served=2)
+        )
+        rates.append(served.decode_rate)
+        shares.append(served.copied / (served.distinct * 10))
+    assert shares[0] == 0 and shares == sorted(shares) and shares[-1] > 0.9
+    assert rates == sorted(rates) and rates[1] > rates[0]
+    both = make_plan(whole, found, PlanOptions(context=1024, spread="replicate"))
+    assert rates[-1] <= both.predictions[0].tokens_per_second * 1.01

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,18 +31,20 @@ from strata.plan.plan import Plan
 
 @dataclass(frozen=True)
 class StepExperts:
-    """Experts of one decode step over all layers. inserts: copied into slots behind the computation."""
+    """Experts of one decode step over all layers. inserts: copied into slots behind the computation; copied:
+    missed ones that every memory node has a copy of."""
 
     accesses: int
     hits: int
     fetched: int
     inserts: int
     from_disk: int
+    copied: int
     layers: StepLayers
 
     def counts(self) -> dict[str, int]:
         """The numbers by name."""
-        names = ("accesses", "hits", "fetched", "inserts", "from_disk")
+        names = ("accesses", "hits", "fetched", "inserts", "from_disk", "copied")
         return {name: getattr(self, name) for name in names}
 
 
@@ -55,6 +59,7 @@ class _Found(NamedTuple):
     hits: int
     misses: list[ExpertId]
     from_disk: int
+    experts: list[ExpertId]
 
 
 def _fill(cache: ExpertCache, model: Footprint) -> None:
@@ -63,6 +68,14 @@ def _fill(cache: ExpertCache, model: Footprint) -> None:
         claim = cache.admit(ExpertId(place % model.moe_layers, place // model.moe_layers), insist=True)
         assert isinstance(claim, Claim), "a slot is free for it"
         cache.loaded(claim)
+
+
+def _nearer(cost: LayerCost, speeds: Speeds, share: float) -> LayerCost:
+    """With a share of the host's experts read from copies on their readers' nodes."""
+    if not share or not speeds.host_near:
+        return cost
+    gain = share * (1 - speeds.host_read / speeds.host_near)
+    return dataclasses.replace(cost, on_host=cost.on_host * (1 - gain))
 
 
 class ExpertTiers:
@@ -77,6 +90,10 @@ class ExpertTiers:
         self._host = None if whole else ExpertCache(space, held, POLICIES["lru"])
         for cache in filter(None, (self._device, self._host)):
             _fill(cache, model)
+        self._copies = plan.host.copies
+        self._used: Counter[ExpertId] = Counter()
+        self._hot: frozenset[ExpertId] = frozenset()
+        self._steps = 0
 
     @property
     def slots(self) -> int:
@@ -100,20 +117,37 @@ class ExpertTiers:
         misses = sum(len(layer.misses) for layer in found)
         distinct = misses + sum(layer.hits for layer in found)
         disk = sum(layer.from_disk for layer in found)
+        copied = self._with_copies(found)
         cost = layer_cost(model, speeds, place, step, Usage(distinct / count, misses / count, disk / count))
+        cost = _nearer(cost, speeds, copied / max(1, misses))
         layers = tuple(self._split(layer, cost, place) for layer in found)
         total = sum_up(model, speeds, place, step, cost, layers)
         fetched = sum(layer.fetched for layer in layers)
         inserts = self._insert(found, layers, total, cost)
-        used = StepExperts(distinct, distinct - misses, fetched, inserts, disk, StepLayers(cost, layers))
+        used = StepExperts(
+            distinct, distinct - misses, fetched, inserts, disk, copied, StepLayers(cost, layers)
+        )
         return total, used
+
+    def _with_copies(self, found: Sequence[_Found]) -> int:
+        """Misses among experts that the nodes have copies of: those used most so far, as heat would say."""
+        if not self._copies:
+            return 0
+        copied = sum(expert in self._hot for layer in found for expert in layer.misses)
+        self._used.update(expert for layer in found for expert in layer.experts)
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:  # after 1, 2, 4, ... steps, as restarts would have it
+            self._hot = frozenset(expert for expert, _ in self._used.most_common(self._copies))
+        return copied
 
     def _layer(self, layer: int, rows: Sequence[Row]) -> _Found:
         experts = sorted({expert for row in rows for expert in row[layer]})
         acquired = self._device.acquire(layer, experts)
         for handle in acquired.hits:
             self._device.release(handle)
-        return _Found(len(acquired.hits), acquired.misses, self._from_disk(layer, experts, acquired.misses))
+        disk = self._from_disk(layer, experts, acquired.misses)
+        used = [ExpertId(layer, index) for index in experts]
+        return _Found(len(acquired.hits), acquired.misses, disk, used)
 
     def _from_disk(self, layer: int, experts: Sequence[int], misses: Sequence[ExpertId]) -> int:
         """How many of the device's misses memory does not have; it has what the device has, too."""

@@ -53,7 +53,7 @@ class Served:
     rate: answer tokens; decode_rate: of the steps' decoding alone; prefill_rate: prompt tokens of the steps'
     prefill alone, 0 without any. first_token: seconds from admission, median. busy: share of the time that
     each lane works. hit_rate: experts found on the device; distinct: experts per layer and decode step;
-    inserts, fetched, from_disk: experts per decode step over all layers.
+    inserts, fetched, from_disk, copied: experts per decode step over all layers.
     """
 
     rate: float
@@ -68,6 +68,7 @@ class Served:
     from_disk: float
     tokens_per_step: float
     slots: int
+    copied: float = 0.0
 
     @property
     def bottleneck(self) -> Lane:
@@ -253,6 +254,7 @@ class Simulator:
             hit_rate=used["hits"] / accesses,
             distinct=accesses / steps / max(1, self.model.moe_layers),
             inserts=used["inserts"] / steps,
+            copied=used["copied"] / steps,
             fetched=used["fetched"] / steps,
             from_disk=used["from_disk"] / steps,
             tokens_per_step=count.decode_tokens / steps,
