@@ -4,7 +4,9 @@
 // q and out are f32 [rows, heads * Dim]. tiles holds four ints per tile (RowTile): successive tokens of one
 // sequence, at most 64 rows of (token, query head of a KV head). A row at token t sees tokens
 // max(0, t + 1 - window) .. t (window 0: all). The layer's block lies `layer_at` bytes into a page. sinks is
-// f32 [heads] (natural logits) or null. Grid: (tiles, kv_heads); the last tiles, of the most tokens, begin
+// f32 [heads] (natural logits) or null. A few tiles of one sequence may be split over their tokens: with
+// partial, f32 [rows from first_row on, heads, splits, Dim + 2], attention_decode says what is left to
+// attention_combine; else null. Grid: (tiles, kv_heads, splits); the last tiles, of the most tokens, begin
 // first. Must move: the visible keys and values with their scales, once per tile.
 //
 // Four warps take 16 rows each. Keys and values cross shared memory in stages of 32 tokens, three at a time,
@@ -186,13 +188,13 @@ DEVICE void attend_stage(const u8* stage, int first, const TileRows& rows,
 }
 
 struct PrefillShape {
-    int heads, kv_heads, page_tokens, layer_at, window;
+    int heads, kv_heads, page_tokens, layer_at, window, splits, first_row;
     float scale;
 };
 
 template <class Kind, int Dim>
 DEVICE void attention_prefill(const float* q, const u64* pages, const int* tiles, const float* sinks,
-                              float* out, const PrefillShape& shape) {
+                              float* partial, float* out, const PrefillShape& shape) {
     SHARED_MEMORY(shared);
     const QueryLane lane = {static_cast<int>(threadIdx.x) % kWarp / 4, static_cast<int>(threadIdx.x) % 4};
     const RowTile tile = row_tile(tiles, gridDim.x - 1 - blockIdx.x);
@@ -211,17 +213,19 @@ DEVICE void attention_prefill(const float* q, const u64* pages, const int* tiles
                                       kv_head,
                                       first,
                                       (end + kKvTokens - 1) / kKvTokens - first};
-    const int count = (stages.chunks + kStageChunks - 1) / kStageChunks;
+    const int all = (stages.chunks + kStageChunks - 1) / kStageChunks;
+    const int per_split = (all + shape.splits - 1) / shape.splits, from = blockIdx.z * per_split;
+    const int stop = min(from + per_split, all);
     TileSoftmax<Dim / 8> state;
     state.clear();
-    for (int i = 0; i < kStages - 1; ++i) {
-        if (i < count) stages.fetch(i);
+    for (int i = from; i < from + kStages - 1; ++i) {
+        if (i < stop) stages.fetch(i);
         copy_async_commit();
     }
-    for (int i = 0; i < count; ++i) {
+    for (int i = from; i < stop; ++i) {
         copy_async_wait<kStages - 2>();
         __syncthreads();
-        if (i + kStages - 1 < count) stages.fetch(i + kStages - 1);
+        if (i + kStages - 1 < stop) stages.fetch(i + kStages - 1);
         copy_async_commit();
         const int token = (first + i * kStageChunks) * kKvTokens;
         if (Kind::kMayBeNan && end < token + kStageChunks * kKvTokens) stages.clear_values(i, end - token);
@@ -234,18 +238,26 @@ DEVICE void attention_prefill(const float* q, const u64* pages, const int* tiles
     for (int i = 0; i < 2; ++i) {
         const int row = first_row + lane.group + 8 * i;
         const size_t place = TileRows::place(tile, row, per_kv_head, shape.heads, first_head);
-        targets[i] = rows.end[i] > 0 ? out + place * Dim : nullptr;
+        const size_t part =
+            (place - static_cast<size_t>(shape.first_row) * shape.heads) * shape.splits + blockIdx.z;
+        float* const target = partial != nullptr ? partial + part * (Dim + 2) : out + place * Dim;
+        targets[i] = rows.end[i] > 0 ? target : nullptr;
         own_sinks[i] = sinks != nullptr ? sinks + first_head + row % per_kv_head : nullptr;
     }
-    write_rows<Kind>(state, targets, own_sinks, lane);
+    if (partial != nullptr)
+        write_partial<Kind>(state, targets, Dim, 0, lane);
+    else
+        write_rows<Kind>(state, targets, own_sinks, lane);
 }
 
 #define ATTENTION_PREFILL(name, dim, Kind)                                                            \
     extern "C" __global__ void __launch_bounds__(kPrefillThreads, (kPrefillBlocks<Kind::Codes, dim>)) \
         attention_prefill_##name##_##dim(const float* q, const u64* pages, const int* tiles,          \
-                                         const float* sinks, float* out, int heads, int kv_heads,     \
-                                         int page_tokens, int layer_at, int window, float scale) {    \
-        attention_prefill<Kind, dim>(q, pages, tiles, sinks, out,                                     \
-                                     {heads, kv_heads, page_tokens, layer_at, window, scale});        \
+                                         const float* sinks, float* partial, float* out, int heads,   \
+                                         int kv_heads, int page_tokens, int layer_at, int window,     \
+                                         int splits, int first_row, float scale) {                    \
+        attention_prefill<Kind, dim>(                                                                 \
+            q, pages, tiles, sinks, partial, out,                                                     \
+            {heads, kv_heads, page_tokens, layer_at, window, splits, first_row, scale});              \
     }                                                                                                 \
     EXPORT_KERNEL(attention_prefill_##name##_##dim)

@@ -159,3 +159,23 @@ DEVICE void write_rows(const TileSoftmax<Tiles>& state, float* const (&targets)[
         }
     }
 }
+
+// What attention_combine reads: the values from element `first` on, and with the first of them the state.
+template <class Kind, int Tiles>
+DEVICE void write_partial(const TileSoftmax<Tiles>& state, float* const (&targets)[2], int value_dim,
+                          int first, QueryLane lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float weights = over_members_sum(state.weights[i]);
+        if (targets[i] == nullptr) continue;
+#pragma unroll
+        for (int tile = 0; tile < Tiles / 2; ++tile) {
+            const float4 four = Kind::four(state.sums[2 * tile] + 2 * i, state.sums[2 * tile + 1] + 2 * i);
+            float2* const place = reinterpret_cast<float2*>(targets[i] + first + 16 * tile + 4 * lane.member);
+            place[0] = make_float2(four.x, four.y);
+            place[1] = make_float2(four.z, four.w);
+        }
+        if (first == 0 && lane.member == 0)
+            *reinterpret_cast<float2*>(targets[i] + value_dim) = make_float2(state.largest[i], weights);
+    }
+}

@@ -286,26 +286,6 @@ DEVICE void attend_wide(const typename Kind::Loaded& loaded, int first, int end,
     }
 }
 
-// What attention_combine reads: this warp's values, and of the first warp the state.
-template <class Kind, int Tiles>
-DEVICE void write_partial(const TileSoftmax<Tiles>& state, float* const (&targets)[2], int value_dim,
-                          int first, QueryLane lane) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float weights = over_members_sum(state.weights[i]);
-        if (targets[i] == nullptr) continue;
-#pragma unroll
-        for (int tile = 0; tile < Tiles / 2; ++tile) {
-            const float4 four = Kind::four(state.sums[2 * tile] + 2 * i, state.sums[2 * tile + 1] + 2 * i);
-            float2* const place = reinterpret_cast<float2*>(targets[i] + first + 16 * tile + 4 * lane.member);
-            place[0] = make_float2(four.x, four.y);
-            place[1] = make_float2(four.z, four.w);
-        }
-        if (first == 0 && lane.member == 0)
-            *reinterpret_cast<float2*>(targets[i] + value_dim) = make_float2(state.largest[i], weights);
-    }
-}
-
 template <template <class, int> class Kind_, int Key, int Value, int Warps>
 DEVICE void attention_wide(const float* q, const u64* pages, const int* tiles, const float* sinks,
                            float* partial, float* out, const WideShape& shape) {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from attention_pages import FilledPages, attended, fill, turns_bytes
 from cases import Case, Prepared, assert_close, call_of
+from cases_attention import joined
 from kv_pages import spec_of
 from runners import read_only, unwritten
 
@@ -16,7 +17,7 @@ from strata.backends.cuda.attention_tiles import row_tiles
 
 @dataclass(frozen=True)
 class Setup:
-    """chunks: (position of the first token, tokens) of each sequence's rows."""
+    """chunks: (position of the first token, tokens) of each sequence's rows. splits 0: finished results."""
 
     dtype: str
     dim: int
@@ -26,6 +27,7 @@ class Setup:
     window: int = 0
     sinks: bool = False
     page_tokens: int = 32
+    splits: int = 0
 
     @property
     def scale(self) -> float:
@@ -53,14 +55,24 @@ def prefill(setup: Setup) -> Prepared:
     q = rng.standard_normal((rows, setup.heads, setup.dim)).astype(np.float32) * 2
     sinks = rng.standard_normal(setup.heads).astype(np.float32) * 2 if setup.sinks else None
     out, tiles = unwritten((rows, setup.heads, setup.dim)), setup.tiles(pages)
-    shape = launch_shapes.attention_prefill(setup.dtype, setup.dim, setup.kv_heads, len(tiles))
+    shape = launch_shapes.attention_prefill(
+        setup.dtype, setup.dim, setup.kv_heads, len(tiles), max(1, setup.splits)
+    )
     inputs = (read_only(q), pages.table, read_only(tiles), None if sinks is None else read_only(sinks))
-    numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window, setup.scale)
-    call = call_of(shape, (*inputs, out, *numbers), pages.reached)
+    partial = unwritten((rows, setup.heads, setup.splits, setup.dim + 2))
+    outputs = (partial, None) if setup.splits else (None, out)
+    numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window)
+    ends = (max(1, setup.splits), 0, setup.scale)
+    call = call_of(shape, (*inputs, *outputs, *numbers, *ends), pages.reached)
     reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
     expected = attended(pages, setup.chunks, q * np.float64(setup.scale), setup.window, sinks)
     streams = {tuple(reached): _visible_bytes(setup, tiles)}
-    return Prepared(call, lambda: assert_close(out, expected, 1.5e-2), streams)
+
+    def check() -> None:
+        parts = [[joined(head) for head in row] for row in partial] if setup.splits else out
+        assert_close(np.array(parts), expected, 1.5e-2)
+
+    return Prepared(call, check, streams)
 
 
 def _visible_bytes(setup: Setup, tiles: np.ndarray) -> int:
@@ -90,6 +102,8 @@ CASES = [
     case("bf16-window", True, "bf16", 64, 6, 2, ((150, 23),), window=37),
     case("int8-one-head", False, "int8", 64, 2, 2, ((7, 70),)),
     case("bf16-sixteen-heads", False, "bf16", 64, 16, 1, ((33, 5),), page_tokens=48),
+    case("int8-splits", True, "int8", 64, 4, 2, ((130, 19),), splits=3),
+    case("bf16-splits", False, "bf16", 64, 8, 1, ((33, 11),), splits=4, window=30),
     case("int8-80", True, "int8", 80, 6, 2, ((40, 18),)),
     case("bf16-96", True, "bf16", 96, 4, 2, ((20, 17),)),
     case("int8-16", False, "int8", 16, 4, 2, ((35, 20),), sinks=True),

@@ -60,6 +60,8 @@ def test_every_row_is_in_one_tile(chunks: list[tuple[int, int]], most: int) -> N
             assert (made["first pages of rows"][list(rows)] == page).all()
             covered += rows
     assert sorted(covered) == list(range(sum(count for _, count in chunks)))
+    if "rows of a prompt" in made:
+        assert made["rows of a prompt"][:, :2].tolist() == [[row, 1] for row in range(chunks[0][1])]
     short = sum(count for _, count in chunks if count <= SINGLE_TOKENS)
     assert len(made.get("rows of single tokens", ())) == short
 

@@ -18,6 +18,7 @@ from strata.core import Batch
 from strata.device.base import Buffer, Launch
 from strata.errors import UnsupportedError
 from strata.memory.regions import Arena
+from strata.plan.activations import SPLIT_BLOCKS
 
 HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 128), (192, 256), (576, 512)
 """Elements of heads that csrc/cuda has kernels for; of keys and values of latent attention."""
@@ -45,6 +46,12 @@ class _Call:
     def wide(self) -> bool:
         """Whether csrc/cuda/attention_wide.cuh computes it."""
         return self.spec.key_dim not in HEAD_DIMS
+
+    @property
+    def groups(self) -> int:
+        """Groups of query heads that blocks of single rows take."""
+        of_group = launch_shapes.WIDE_ROWS if self.wide else launch_shapes.ATTENTION_QUERIES
+        return self.spec.kv_heads * -(-self.call.heads // self.spec.kv_heads // of_group)
 
     def wide_shape(self, tiles: Tiles, splits: int) -> launch_shapes.LaunchShape:
         """Of the kernel for wide heads."""
@@ -88,7 +95,7 @@ class CudaAttention:
         out: Matrix,
         scratch: Arena,
     ) -> Iterator[Launch]:
-        """One that appends, one for all prompts, one or two for all single rows."""
+        """One that appends, one or two for all prompts, one or two for all single rows."""
         whole = self._whole(q, places, call)
         yield _append(whole, k, v)
         yield from _attend(whole, sinks, out, scratch)
@@ -129,7 +136,7 @@ class CudaAttention:
 def _attend(whole: _Call, sinks: Matrix | None, out: Matrix, scratch: Arena) -> Iterator[Launch]:
     """What follows when keys and values are in their pages."""
     if whole.tables.prompts is not None:
-        yield _prefill(whole, whole.tables.prompts, sinks, out)
+        yield from _prefill(whole, whole.tables.prompts, sinks, out, scratch)
     if whole.tables.singles is not None:
         yield from _decode(whole, whole.tables.singles, sinks, out, scratch)
 
@@ -174,38 +181,64 @@ def _append(whole: _Call, k: Matrix, v: Matrix | None) -> Launch:
     return whole.launcher.make(shape, arguments, reads, tuple(written))
 
 
-def _prefill(whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix) -> Launch:
-    spec, scale = whole.spec, float(whole.call.scale)
-    inputs = (whole.q.buffer, whole.places.table, tiles.table)
-    arguments: tuple[Operand, ...]
+def _prefill(
+    whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix, scratch: Arena
+) -> Iterator[Launch]:
+    spec, heads, rows = whole.spec, whole.call.heads, whole.tables.prompt_rows
+    sequence = whole.places.batch.sequences[tiles.sequences[0]]
+    longest, blocks = sequence.start + sequence.count, tiles.count * spec.kv_heads
+    if rows is None or whole.wide:
+        splits = 1
+    else:  # with no more scratch than single rows may take
+        most = 2 * -(-SPLIT_BLOCKS // whole.groups) // rows.count
+        splits = max(1, min(most, launch_shapes.prefill_splits(longest, blocks)))
+    if splits == 1 or rows is None:
+        yield _by_tiles(whole, tiles, 1, None, sinks, out)
+        return
+    partial = scratch.take(rows.count * heads * splits * (spec.value_dim + 2) * 4, "partial attention")
+    yield _by_tiles(whole, tiles, splits, partial, None, out)
+    yield _join(whole, rows, splits, partial, sinks, out)
+
+
+def _by_tiles(
+    whole: _Call, tiles: Tiles, splits: int, partial: Buffer | None, sinks: Matrix | None, out: Matrix
+) -> Launch:
+    """partial: as _by_rows."""
+    spec = whole.spec
+    arguments: tuple[Operand, ...] = (splits, float(whole.call.scale))
     if whole.wide:
-        shape = whole.wide_shape(tiles, 1)
-        arguments = (*inputs, or_null(sinks), NULL, out.buffer, *whole.geometry(), 1, scale)
+        shape = whole.wide_shape(tiles, splits)
     else:
-        shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count)
-        arguments = (*inputs, or_null(sinks), out.buffer, *whole.geometry(), scale)
-    reads = (*inputs, *_if_there(sinks), *whole.seen(tiles), out.buffer)  # rows of others stay
-    return whole.launcher.make(shape, arguments, reads, (out.buffer,), whole.macs(tiles))
+        shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count, splits)
+        first_row = whole.places.batch.sequences[tiles.sequences[0]].first_row
+        arguments = (splits, first_row, float(whole.call.scale))
+    return _attending(whole, tiles, shape, arguments, partial, sinks, out)
 
 
 def _decode(
     whole: _Call, tiles: Tiles, sinks: Matrix | None, out: Matrix, scratch: Arena
 ) -> Iterator[Launch]:
-    spec, heads, dim = whole.spec, whole.call.heads, whole.spec.value_dim
+    heads, dim = whole.call.heads, whole.spec.value_dim
     sequences = [whole.places.batch.sequences[i] for i in tiles.sequences]
     longest = max(s.start + s.count for s in sequences)
-    of_group = launch_shapes.WIDE_ROWS if whole.wide else launch_shapes.ATTENTION_QUERIES
-    groups = spec.kv_heads * -(-heads // spec.kv_heads // of_group)
-    splits = launch_shapes.attention_splits(longest, groups * tiles.count)
+    splits = launch_shapes.attention_splits(longest, whole.groups * tiles.count)
     if splits == 1:
         yield _by_rows(whole, tiles, 1, None, sinks, out)
         return
     partial = scratch.take(tiles.count * heads * splits * (dim + 2) * 4, "partial attention")
     yield _by_rows(whole, tiles, splits, partial, None, out)
+    yield _join(whole, tiles, splits, partial, sinks, out)
+
+
+def _join(
+    whole: _Call, tiles: Tiles, splits: int, partial: Buffer, sinks: Matrix | None, out: Matrix
+) -> Launch:
+    """tiles: of one row each, in the order of what is partial."""
+    heads, dim = whole.call.heads, whole.spec.value_dim
     shape = launch_shapes.attention_combine(heads, tiles.count, dim)
     reads = (partial, tiles.table, *_if_there(sinks), out.buffer)
     joined = (partial, tiles.table, or_null(sinks), out.buffer, dim, splits)
-    yield whole.launcher.make(shape, joined, reads, (out.buffer,))
+    return whole.launcher.make(shape, joined, reads, (out.buffer,))
 
 
 def _by_rows(
@@ -218,10 +251,22 @@ def _by_rows(
     else:
         geometry = (spec.dtype, spec.key_dim, heads, spec.kv_heads)
         shape = launch_shapes.attention_decode(*geometry, tiles.count, splits)
+    return _attending(whole, tiles, shape, (splits, scale), partial, sinks, out)
+
+
+def _attending(
+    whole: _Call,
+    tiles: Tiles,
+    shape: launch_shapes.LaunchShape,
+    last: tuple[Operand, ...],
+    partial: Buffer | None,
+    sinks: Matrix | None,
+    out: Matrix,
+) -> Launch:
+    """last: arguments behind those that all kernels of attention share."""
     inputs = (whole.q.buffer, whole.places.table, tiles.table)
     outputs = (NULL, out.buffer) if partial is None else (partial, NULL)
-    arguments: tuple[Operand, ...]
-    arguments = (*inputs, or_null(sinks), *outputs, *whole.geometry(), splits, scale)
+    arguments: tuple[Operand, ...] = (*inputs, or_null(sinks), *outputs, *whole.geometry(), *last)
     reads = (*inputs, *_if_there(sinks), *whole.seen(tiles))
     if partial is None:
         reads = (*reads, out.buffer)  # rows of others stay

@@ -17,6 +17,10 @@ SINGLE_TOKENS = 16
 that decodes or is verified is the former: its one tile would leave most of a GPU without work."""
 
 
+FEW_TILES = 82
+"""With more tiles every SM of an RTX 3090 has one, whatever the number of KV heads."""
+
+
 def row_tiles(sequences: Iterable[tuple[int, int, int, int]], most: int) -> NDArray[np.int32]:
     """i32 `[tiles, 4]`: first row, tokens, the first token's position, first page of its sequence.
 
@@ -43,13 +47,15 @@ class Tiles:
 class BatchTables:
     """Of one pass, in pinned memory. first_page, positions: i32 of every row.
 
-    singles: one row per tile; prompts: as many tokens as a block takes. None: there are none.
+    singles: one row per tile; prompts: as many tokens as a block takes. None: there are none. prompt_rows:
+    rows one by one of a prompt that is alone and has so few tiles that its KV length may be split.
     """
 
     first_page: Buffer
     positions: Buffer
     singles: Tiles | None
     prompts: Tiles | None
+    prompt_rows: Tiles | None
 
 
 Pinned = Callable[[NDArray[Any], str], Buffer]
@@ -69,9 +75,11 @@ def batch_tables(batch: Batch, pages: list[int], most: int, pinned: Pinned) -> B
 
     short = [i for i, count in enumerate(counts) if count <= SINGLE_TOKENS]
     long = [i for i, count in enumerate(counts) if count > SINGLE_TOKENS]
+    few = len(counts) == 1 and long == [0] and counts[long[0]] <= FEW_TILES * most
     return BatchTables(
         pinned(np.repeat(first, counts), "first pages of rows"),
         pinned(np.ascontiguousarray(batch.positions, np.int32), "positions of rows"),
         tiles(short, 1, "rows of single tokens"),
         tiles(long, most, "tiles of prompts"),
+        tiles(long, 1, "rows of a prompt") if few else None,
     )

@@ -99,12 +99,17 @@ PREFILL_ROWS, PREFILL_STAGES, STAGE_CHUNKS = 64, 3, 2
 """csrc/cuda/attention_prefill.cuh: rows (token, query head) of a tile; stages; 16 tokens each in a stage."""
 
 
-def attention_prefill(dtype: str, dim: int, kv_heads: int, tiles: int) -> LaunchShape:
-    """One block per tile and KV head."""
+def prefill_splits(longest: int, blocks: int) -> int:
+    """Splits of the KV length of few tiles: towards two blocks for each of 82 SMs, of 128 tokens at least."""
+    return max(1, min(longest // 128, 2 * 82 // blocks))
+
+
+def attention_prefill(dtype: str, dim: int, kv_heads: int, tiles: int, splits: int) -> LaunchShape:
+    """One block per tile, KV head and split."""
     chunk = KV_TOKENS * dim + 64 if dtype == "int8" else KV_TOKENS * dim * 2
     shared = PREFILL_STAGES * STAGE_CHUNKS * 2 * chunk
     file, entry = _by_head("attention_prefill", dtype, dim)
-    return LaunchShape(file, entry, (tiles, kv_heads, 1), 4 * WARP, shared)
+    return LaunchShape(file, entry, (tiles, kv_heads, splits), 4 * WARP, shared)
 
 
 WIDE_ROWS = 16

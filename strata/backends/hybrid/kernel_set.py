@@ -60,8 +60,8 @@ class KvPlaces:
     """Where attention finds the pages of one layer. csrc/cpu/kv_cache.h says how a block is laid out.
 
     table: u64, in pinned memory that kernels may read: where the batch's pages begin, sequence after
-    sequence; the layer's block of a page begins `offset` bytes behind that. pinned: see ExpertGroup; 24 bytes
-    per row and three tables are counted for attention.
+    sequence; the layer's block of a page begins `offset` bytes behind that. pinned: see ExpertGroup; 40 bytes
+    per row and five tables are counted for attention.
     """
 
     layer: int

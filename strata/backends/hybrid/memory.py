@@ -15,7 +15,7 @@ from strata.plan.spec import ModelSpec
 
 TABLES = 8
 """Tables of one launch of experts, at most: by expert, by row, and by (row, choice) pair."""
-ROW_TABLES = 2 + 6
+ROW_TABLES = 2 + 10
 """Numbers of 4 bytes that a row needs besides: token and position; attention's tables of rows and tiles."""
 
 
