@@ -150,8 +150,8 @@ class ServerConfig:
     model_name: what clients see; "auto" is the model's own. queue: requests that may wait. body: bytes of a
     request. connections: at the same time. Seconds: client_ for a client to send its request or to accept a
     piece of the answer, answer_ for a whole answer, stall_ without a token until /health says degraded,
-    drain_ for running answers after SIGTERM. cors: origins of web pages that may ask. warm_up: a short answer
-    before the first request. log: of the request lines on stderr.
+    drain_ for running answers after SIGTERM. cors: origins of web pages that may ask. warm_up: short answers
+    before the first request, for at most warm_up_seconds. log: of the request lines on stderr.
     """
 
     host: str = "127.0.0.1"
@@ -167,6 +167,7 @@ class ServerConfig:
     drain_seconds: int = 30
     cors: tuple[str, ...] = ()
     warm_up: bool = True
+    warm_up_seconds: int = 30
     log: Literal["text", "json"] = "text"
 
 
@@ -287,6 +288,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "drain_seconds": Integer(0, 1 << 20),
         "cors": Texts(),
         "warm_up": Boolean(),
+        "warm_up_seconds": Integer(1, 3600),
         "log": Choice(("text", "json")),
     },
 }

@@ -339,6 +339,7 @@ class Engine:
     def _measure(self, step: StepDone) -> None:
         self.share.measured(step.works, step.end - step.begin)
         read = step_bytes(self.decoder, self.kv, step.works)
+        self.metrics.expert_uses.update(self.decoder.routes.used)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
         if self.speculator is not None:
             self.speculator.measured(step.works, step.kept)

@@ -5,7 +5,7 @@ Bytes are computed from the formats, not measured: what a step has to read of we
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +74,7 @@ class Metrics:
     steps: int = 0
     total: Progress = field(default_factory=Progress)
     requests: OrderedDict[str, Progress] = field(default_factory=OrderedDict)
+    expert_uses: Counter[int] = field(default_factory=Counter)  # by layer: experts that steps touched
 
     def start(self, request_id: str) -> None:
         """Begin a request's figures; the oldest request's are forgotten when there are too many."""

@@ -203,6 +203,11 @@ class HostExperts:
             self.statistics.right += 1
 
     @property
+    def on_their_way(self) -> int:
+        """Experts that are being read into slots, or wait for that."""
+        return len(self._loading)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is being read."""
         return not self._reads

@@ -20,7 +20,7 @@ from strata.hardware.numa_calls import Policy
 from strata.hardware.profile import HardwareProfile, Processor, Rate
 from strata.hardware.profile_file import load_profile
 from strata.interfaces.bundled import model_path
-from strata.interfaces.server.metrics import node_figures
+from strata.interfaces.server.engine_figures import node_figures
 from strata.memory.host_arena import System
 from strata.plan.options import PlanOptions
 

@@ -20,6 +20,7 @@ from strata.interfaces.models import LoadedModel, open_model
 from strata.interfaces.server.app import build_app
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
+from strata.interfaces.server.warm_up import warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -130,7 +131,9 @@ class Harness:
         self._loop_thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._loop_thread.start()
         self.thread = EngineThread(
-            lambda report: load(), self.loop.call_soon_threadsafe, warm_up=config.server.warm_up
+            lambda report: load(),
+            self.loop.call_soon_threadsafe,
+            warm_up_seconds=warm_up_seconds(config.server),
         )
         self.log = _Lines()
         self.service = Service(config, self.thread)

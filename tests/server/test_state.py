@@ -142,6 +142,31 @@ def test_metrics(tiny: Harness) -> None:
     assert figures["strata_requests_waiting"] == 0 and figures["strata_ready"] == 1
     assert figures["strata_steps_total"] == tiny.engine.metrics.steps
     assert figures["strata_decode_tokens_total"] == 5
+    uses = [figures[f'strata_expert_uses_total{{layer="{layer}"}}'] for layer in range(2)]
+    assert all(tiny.engine.metrics.steps <= count <= 4 * tiny.engine.metrics.steps for count in uses)
+    read = figures['strata_expert_read_bytes_total{layer="1"}']
+    assert read == uses[1] * tiny.engine.decoder.expert_bytes[1]
+    pages = tiny.engine.pages.total * tiny.engine.kv.page_bytes
+    assert figures['strata_region_total_bytes{region="KV pages",tier="host"}'] == pages
+    assert figures["strata_preemptions_total"] == 0
+
+
+def test_metrics_of_an_expert_cache(tiny_store: Any) -> None:
+    """With a device: how experts were answered, what the split decided, the levels of both tiers."""
+    server = Harness(lambda: load(tiny_store, device_use="emulated"), warm_up=False)
+    server.post(CHAT, hello(ignore_eos=True))
+    server.idle()
+    lines = [line for line in server.get("/metrics").body.decode().splitlines() if line[0] != "#"]
+    figures = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    flow = server.engine.decoder.backend.metrics.experts  # type: ignore[attr-defined]
+    for answer, count in (("hit", flow.hits), ("fetched", flow.fetched), ("computed", flow.computed)):
+        assert figures[f'strata_experts_total{{answer="{answer}"}}'] == count
+    assert flow.hits + flow.fetched + flow.streamed + flow.computed > 0
+    for name in ("strata_miss_split_total", "strata_prefetch_total", "strata_expert_cache_hits_total"):
+        assert any(line.startswith(name) for line in lines), name
+    tiers = {line.rsplit(" ", 1)[0] for line in lines if line.startswith("strata_region_used_bytes")}
+    assert any('tier="device"' in name for name in tiers) and any('tier="host"' in name for name in tiers)
+    server.close()
 
 
 def test_the_description_is_true(tiny: Harness) -> None:

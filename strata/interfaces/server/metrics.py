@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from strata.engine.engine import Engine
+from strata.interfaces.server.engine_figures import engine_figures
 from strata.interfaces.server.worker import EngineThread, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,31 +65,4 @@ class _EngineFigures(Collector):
         engine = thread.engine
         if engine is None:
             return
-        pages, total = engine.pages, engine.metrics.total
-        yield GaugeMetricFamily("strata_kv_pages_total", "KV pages there are", pages.total)
-        yield GaugeMetricFamily(
-            "strata_kv_pages_used", "KV pages that requests hold", pages.total - pages.free
-        )
-        yield GaugeMetricFamily("strata_kv_pages_kept", "Free KV pages that prompts may share", pages.kept)
-        yield CounterMetricFamily("strata_steps", "Forward passes", engine.metrics.steps)
-        yield from node_figures(engine)
-        for name, phase in (("prefill", total.prefill), ("decode", total.decode)):
-            yield CounterMetricFamily(f"strata_{name}_tokens", f"Tokens computed in {name}", phase.tokens)
-            yield CounterMetricFamily(f"strata_{name}_seconds", f"Seconds spent in {name}", phase.seconds)
-            yield CounterMetricFamily(
-                f"strata_{name}_read_bytes", f"Weights and KV that {name} has to read at least", phase.bytes
-            )
-
-
-def node_figures(engine: Engine) -> Iterable[Metric]:
-    """Of the latest look at where pages lie; nothing where nothing is bound to memory nodes."""
-    placement = engine.placement
-    if placement is None or not placement.ranges():
-        return
-    sampled = GaugeMetricFamily("strata_numa_pages_sampled", "Touched pages looked at", labels=["range"])
-    wrong = GaugeMetricFamily("strata_numa_pages_misplaced", "Of those, on other nodes", labels=["range"])
-    for check in placement.checks:
-        sampled.add_metric([check.name], check.sampled - check.absent)
-        wrong.add_metric([check.name], check.wrong)
-    yield from (sampled, wrong)
-    yield CounterMetricFamily("strata_numa_pages_moved", "Pages brought to their nodes", placement.moved)
+        yield from engine_figures(engine)

@@ -24,6 +24,7 @@ from strata.interfaces.server.app import build_app, is_loopback
 from strata.interfaces.server.heartbeat import Heartbeat
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
+from strata.interfaces.server.warm_up import warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, Report, State
 from strata.interfaces.systemd.notify import Notifier
 
@@ -164,7 +165,7 @@ class _Process:
         self._thread = EngineThread(
             self._load,
             loop.call_soon_threadsafe,
-            warm_up=self._config.server.warm_up,
+            warm_up_seconds=warm_up_seconds(self._config.server),
             on_ready=self._on_ready,
             on_end=self._on_end,
         )

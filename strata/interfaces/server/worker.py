@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from strata.core import FinishReason, Request, SamplingParams, TokenLogprob
+from strata.core import FinishReason, Request, TokenLogprob
 from strata.engine.engine import Engine, Event
 from strata.interfaces.models import LoadedModel
+from strata.interfaces.server.warm_up import Report, warm_up
 
 Dispatch = Callable[[Callable[[], None]], object]
-Report = Callable[[str, float | None], None]
-
-_WARM_UP_TEXT = "Hello. "
-_WARM_UP_TOKENS = 4
 
 
 class State(Enum):
@@ -67,6 +64,7 @@ class EngineThread:
     """Loads the model, warms it up, and then runs the engine's steps until it is told to stop.
 
     load: makes the model, in the thread; it may report what it is doing and how much of it is done (0 to 1).
+    warm_up_seconds: what `warm_up` may take, 0: none.
     dispatch: runs a function in the loop, as `loop.call_soon_threadsafe` does. on_ready, on_end: called there
     when requests may come, and when the thread is through, with `failure` set if it did not mean to be.
     """
@@ -76,7 +74,7 @@ class EngineThread:
         load: Callable[[Report], LoadedModel],
         dispatch: Dispatch,
         *,
-        warm_up: bool = True,
+        warm_up_seconds: float = 0.0,
         on_ready: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
@@ -88,7 +86,7 @@ class EngineThread:
         self.open: dict[str, Job] = {}  # the loop's: every job that has not ended
         self._load = load
         self._dispatch = dispatch
-        self._warm = warm_up
+        self._warm = warm_up_seconds
         self._on_ready = on_ready
         self._on_end = on_end
         self._jobs: dict[str, Job] = {}  # the thread's: jobs inside the engine
@@ -148,7 +146,7 @@ class EngineThread:
         try:
             self.model = self._load(self._report)
             if self._warm and not self._stopping:
-                self._warm_up(self.model)
+                warm_up(self.model, self._report, self._warm, lambda: self._stopping)
             self.state = State.READY
             self._in_loop(self._on_ready)
             self._serve(self.model.engine)
@@ -162,16 +160,6 @@ class EngineThread:
 
     def _report(self, stage: str, share: float | None = None) -> None:
         self.stage = (stage, share)
-
-    def _warm_up(self, model: LoadedModel) -> None:
-        """A short answer: the weights that every token needs are in memory before the first client comes."""
-        self._report("warming up")
-        room = model.context - _WARM_UP_TOKENS
-        ids = model.encode_text(_WARM_UP_TEXT * 4)[: max(room, 1)]
-        if ids and room > 0:
-            sampling = SamplingParams(temperature=0.0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-            for _ in model.engine.generate(Request("warm-up", ids, sampling, model.stop_ids)):
-                pass
 
     def _serve(self, engine: Engine) -> None:
         while True:
