@@ -24,8 +24,8 @@ from strata.interfaces.server.app import build_app, is_loopback
 from strata.interfaces.server.heartbeat import Heartbeat
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
-from strata.interfaces.server.warm_up import warm_up_seconds
-from strata.interfaces.server.worker import EngineThread, Report, State
+from strata.interfaces.server.warm_up import Report, warm_up_seconds
+from strata.interfaces.server.worker import EngineThread, State
 from strata.interfaces.systemd.notify import Notifier
 
 KEY_VARIABLE = "STRATA_API_KEY"
