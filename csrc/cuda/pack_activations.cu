@@ -3,7 +3,8 @@
 //
 // x is f32 [rows, columns], columns a multiple of 8; packed bf16 [rows, units * 64]. totals, f32
 // [rows, units, 4] or null, are sums of the rounded numbers that formats with a minimum need: of a unit's
-// first and second 32 columns, of both, and 0. A thread takes 8 columns. Grid: (units * 8 / 256, rows).
+// first and second 32 columns, of both, and 0. A thread takes 8 columns. Grid: (rows, units * 8 / 256):
+// rows of many heads are more than a grid's y may be.
 // Must move: x once, packed once.
 #include "packed_rows.cuh"
 
@@ -11,9 +12,9 @@ constexpr int kPackThreads = 256, kEight = 8;
 
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     pack_activations(const float* x, u32* packed, float4* totals, int columns, int units) {
-    const int eight = blockIdx.x * kPackThreads + threadIdx.x, column = eight * kEight;
+    const int eight = blockIdx.y * kPackThreads + threadIdx.x, column = eight * kEight;
     const bool valid = eight < units * kUnitColumns / kEight;
-    const size_t row = blockIdx.y;
+    const size_t row = blockIdx.x;
     float4 first = make_float4(0.0f, 0.0f, 0.0f, 0.0f), second = first;
     if (column < columns) {
         const float4* const source = reinterpret_cast<const float4*>(x + row * columns + column);

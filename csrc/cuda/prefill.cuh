@@ -95,12 +95,10 @@ struct Operands {
     }
 };
 
-// Adds scale * products + minimum * totals to a tile's sums.
+// Adds scale * products + minimum * totals to a tile's sums; x of scale and minimum is row 2g, y row 2g + 1.
 template <class Format>
-DEVICE void add_group(float (&sums)[4], const float (&products)[4], const typename Format::Unit& unit,
-                      int group, float2 totals) {
-    const float2 scale = Format::scale(unit, group);
-    const float2 minimum = Format::kMinimum ? Format::minimum(unit, group) : make_float2(0.0f, 0.0f);
+DEVICE void add_group(float (&sums)[4], const float (&products)[4], float2 scale, float2 minimum,
+                      float2 totals) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         sums[i] += (i < 2 ? scale.x : scale.y) * products[i];
@@ -129,6 +127,9 @@ DEVICE void multiply_stage(const typename Format::Unit& unit, const u8* stage, i
     for (int part = 0; part < kParts; ++part) {
         Operands<Format> operands;
         operands.take(unit, part);
+        const float2 none = make_float2(0.0f, 0.0f);
+        const float2 scale = Format::kScaled ? Format::scale(unit, part) : none;
+        const float2 minimum = Format::kMinimum ? Format::minimum(unit, part) : none;
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) {
             if (tile / 2 * kTokensAtOnce >= used) continue;
@@ -140,8 +141,8 @@ DEVICE void multiply_stage(const typename Format::Unit& unit, const u8* stage, i
             multiply_tile<Format, Tiles>(operands, stage, tile, part, products);
             const float2 totals =
                 Format::kMinimum ? Stages<Format, Tiles>::totals(stage, tile, kParts == 1 ? 2 : part, lane)
-                                 : make_float2(0.0f, 0.0f);
-            add_group<Format>(sums[tile], products, unit, part, totals);
+                                 : none;
+            add_group<Format>(sums[tile], products, scale, minimum, totals);
         }
     }
 }

@@ -45,14 +45,16 @@ REACHABLE, ISSUE_RATE = 0.9, 0.5
 class Row:
     """make() is a launch that does 1 / times of the work of `shape`. must_move: bytes, of that work.
 
-    again: blocks read what other blocks have brought into L2.
+    again: blocks read what other blocks have brought into L2. products: that must be computed, where they are
+    the limit (16-bit ones, four of 8 bits are one).
     """
 
     shape: str
     make: Callable[[], Prepared]
-    times: int
+    times: float
     must_move: int
     again: bool = False
+    products: float = 0.0
 
 
 def _attention(dtype: str, tokens: int, kv_heads: int) -> Row:
@@ -172,7 +174,7 @@ COLUMNS = (
         "occupancy",
         "conflicts",
     ),
-    *("limit, us", "predicted, us"),
+    *("bytes' limit, us", "tensor limit, us", "predicted, us"),
 )
 
 
@@ -201,6 +203,7 @@ def line(row: Row) -> str:
         f"{usage.occupancy(call.block, call.shared_bytes):.0%}",
         f"{profile.conflicts:.2f}",
         f"{row.must_move / BANDWIDTH * 1e6:.1f}",
+        f"{row.products / PRODUCTS * 1e6:.1f}" if row.products else "-",
         f"{slowest[0] * 1e6:.1f}{slowest[1]}",
     )
     return f"| {' | '.join(cells)} |"
@@ -211,8 +214,10 @@ def _size(nbytes: float) -> str:
 
 
 def main() -> None:
+    from report_prefill import PREFILL_ROWS
+
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    for row in ROWS:
+    for row in [*ROWS, *PREFILL_ROWS]:
         print(line(row), flush=True)
 
 

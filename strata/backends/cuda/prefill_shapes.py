@@ -77,7 +77,7 @@ def linear_prefill(fmt: str, rows: int, tokens: int, warps: int | None = None) -
 
 def pack_activations(rows: int, units: int) -> LaunchShape:
     """One thread per eight columns."""
-    return LaunchShape("pack_activations", "pack_activations", (-(-units * 8 // 256), rows, 1), 256, 0)
+    return LaunchShape("pack_activations", "pack_activations", (rows, -(-units * 8 // 256), 1), 256, 0)
 
 
 def expert_gate_up_prefill(fmt: str, slices: int, units: int, experts: int, most: int) -> LaunchShape:
