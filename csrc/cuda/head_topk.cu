@@ -1,14 +1,15 @@
 // The `top` best logits of every row, for a sampler that needs no more: two launches of one kernel.
 //
-// logits is f32 [rows, columns]; a block takes `span` columns of a row and writes their best, best first,
-// equal values to the lowest id, to values f32 and ids i32 [rows, spans, top]. Where a span has fewer, -3e38
-// with id -1 stands there; -inf is never chosen. given null: a column is its own id; else given[row, column]
+// logits is f32 [rows, columns], rows `stride` apart; a block takes `span` columns of a row and writes their
+// best, best first, equal values to the lowest id, to values f32 and ids i32 [rows, spans, top]. Where a span
+// has fewer, -3e38 with id -1 stands there; -inf is never chosen, and NaN counts as the largest f32, so that
+// it is seen. given null: a column is its own id; else given[row, column]
 // is one. The first launch goes over the vocabulary, the second, with one span, over what the first one
 // wrote. Grid: (spans, rows). Must move: logits once.
 #include "device.cuh"
 
 constexpr int kTopWarps = 8, kTopThreads = kTopWarps * kWarp;
-constexpr float kNone = -3.0e38f;
+constexpr float kNone = -3.0e38f, kLargest = 3.40282347e38f;
 
 struct Candidate {
     float value;
@@ -51,16 +52,19 @@ DEVICE Candidate best_of_block(Candidate best, Candidate* room) {
 }
 
 extern "C" __global__ void __launch_bounds__(kTopThreads)
-    head_topk(const float* logits, const int* given, float* values, int* ids, int columns, int span,
-              int top) {
+    head_topk(const float* logits, const int* given, float* values, int* ids, int columns, int stride,
+              int span, int top) {
     SHARED_MEMORY(shared);
     float* const kept =
         reinterpret_cast<float*>(shared);  // [span], a column's place is always the same thread's
     Candidate* const room = reinterpret_cast<Candidate*>(shared + span * 4);
     const int first = blockIdx.x * span, count = min(span, columns - first);
-    const size_t row = static_cast<size_t>(blockIdx.y) * columns + first;
+    const size_t row = static_cast<size_t>(blockIdx.y) * stride + first;
     const int* const own_ids = given != nullptr ? given + row : nullptr;
-    for (int i = threadIdx.x; i < count; i += kTopThreads) kept[i] = logits[row + i];
+    for (int i = threadIdx.x; i < count; i += kTopThreads) {
+        const float logit = logits[row + i];
+        kept[i] = logit == logit ? logit : kLargest;
+    }
     const size_t target = (static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * top;
     Candidate own = own_best(kept, own_ids, first, count);
     for (int i = 0; i < top; ++i) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,13 @@ def _padded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+class BestLogits(NamedTuple):
+    """values f32 and ids i32, both `[rows, count]`, in host memory."""
+
+    values: NDArray[np.float32]
+    ids: NDArray[np.int32]
+
+
 class Backend(Protocol):
     """Every method is one op; shapes are checked at this border and errors name op and numbers."""
 
@@ -147,6 +154,11 @@ class Backend(Protocol):
     def logits(self, residual: Array, rows: NDArray[np.int32], norm: Norm, head: Weight) -> Array:
         """Logits f32 [len(rows), vocab] of some rows; valid until the backend's next `logits`."""
         ...
+
+    def best_logits(self, logits: Array, count: int, columns: int) -> BestLogits | None:
+        """The `count` best of the first `columns` of each row, best first, the lowest id first among equals;
+        None where reading all is as cheap, or where a row has NaN or fewer."""
+        return None
 
     # Elementary ops.
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from strata.backends.base import KvDtype, KvSpec
 from strata.core import FinishReason, Request, TokenLogprob
-from strata.engine.executor import Executor
+from strata.engine.best_rows import BestRow, Row, Rows
+from strata.engine.executor import Enough, Executor
 from strata.engine.metrics import Metrics, step_bytes
 from strata.engine.placement import Placement
 from strata.engine.prefill_share import PrefillShare
@@ -173,6 +174,7 @@ class Engine:
         if not works:
             return []
         try:
+            self.executor.enough = self._enough(works)
             logits = self.executor.run(works)
         except Exception as error:
             return [self._fail(work.request, error) for work in works]
@@ -180,7 +182,7 @@ class Engine:
         events, kept = [], []
         for work in works:
             rows, logits = logits[: work.logit_count], logits[work.logit_count :]
-            if work.request.scored and work.is_prefill:
+            if work.request.scored and work.is_prefill and isinstance(rows, np.ndarray):
                 self._score(work, rows)
             news = self._verify(work, rows) if work.completes else []
             events += news
@@ -267,7 +269,20 @@ class Engine:
             warnings.warn(f"no more speculative decoding: {error!r}", RuntimeWarning, stacklevel=2)
             return {}
 
-    def _verify(self, work: Work, logits: NDArray[np.float32]) -> list[Event]:
+    def _enough(self, works: Sequence[Work]) -> Enough | None:
+        """How many best logits do for all who sample now; None: somebody needs all."""
+        count = 0
+        for work in works:
+            request = work.request
+            if work.logit_count == 0:
+                continue
+            needed = self._samplers[request.request_id].enough
+            if needed is None or request.logprobs is not None or request.scored:
+                return None
+            count = max(count, needed)
+        return Enough(count, self.options.valid_tokens)
+
+    def _verify(self, work: Work, logits: Rows) -> list[Event]:
         """Sample after each known token as long as the draft is what was sampled.
 
         A row's logits, the sampler's state and the tokens before it are then what they would have been
@@ -284,7 +299,7 @@ class Engine:
             self.speculator.verified(work, len(events) - 1)
         return events
 
-    def _advance(self, request: Request, logits: NDArray[np.float32]) -> Event:
+    def _advance(self, request: Request, logits: Row) -> Event:
         """Sample the next token of a request, and end the request if it is its last.
 
         What fails here is the request's own (its logits, its bias, its grammar): the others go on.
@@ -320,8 +335,8 @@ class Engine:
         for row, token in zip(logits, following, strict=False):  # nothing of the prompt follows its last
             request.scores.append(token_logprob(row[:known], min(token, known - 1), request.logprobs or 0))
 
-    def _logprob(self, request: Request, logits: NDArray[np.float32], token: int) -> TokenLogprob | None:
-        if request.logprobs is None:
+    def _logprob(self, request: Request, logits: Row, token: int) -> TokenLogprob | None:
+        if request.logprobs is None or isinstance(logits, BestRow):
             return None
         return token_logprob(logits[: self.options.valid_tokens], token, request.logprobs)
 

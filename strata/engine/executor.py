@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.core import Batch, Sequence
+from strata.engine.best_rows import BestRows, Rows
 from strata.engine.scheduler import Work
 from strata.model.decoder import Decoder
 
 
+class Enough(NamedTuple):
+    """The `best` ones of the first `columns` logits."""
+
+    best: int
+    columns: int
+
+
 class Executor:
-    """Runs one decoder over one KV cache (the backend's, as `Backend.kv_cache` made it)."""
+    """Runs one decoder over one KV cache (the backend's, as `Backend.kv_cache` made it).
+
+    enough: what those who sample need of the next logits, None: all. logit_bytes: of logits that were taken
+    from the backend so far: with a device, what its bus carried.
+    """
 
     def __init__(self, decoder: Decoder, cache: Any) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.enough: Enough | None = None
+        self.logit_bytes = 0
 
-    def run(self, works: List[Work]) -> NDArray[np.float32]:
-        """Compute the works' tokens; logits f32 `[n, vocab]`: `logit_count` rows of each work, in order.
+    def run(self, works: List[Work]) -> Rows:
+        """Compute the works' tokens; logits f32 `[n, vocab]`: `logit_count` rows of each work, in order; only
+        the best of them where `enough` says so, the backend can choose them, and all are finite.
 
         Afterwards the tokens are in the KV pages and `computed` of each request says so, drafts apart: those
         that are accepted become computed when they become tokens.
@@ -35,7 +50,17 @@ class Executor:
             work.request.computed += work.count - len(work.draft)
         if logits is None:
             return np.empty((0, self.decoder.spec.vocab), dtype=np.float32)
-        return self.decoder.backend.to_numpy(logits)
+        return self._read(logits)
+
+    def _read(self, logits: Any) -> Rows:
+        backend, enough = self.decoder.backend, self.enough
+        best = None if enough is None else backend.best_logits(logits, *enough)
+        if best is not None:
+            self.logit_bytes += best.values.nbytes + best.ids.nbytes
+            return BestRows(*best)
+        found = backend.to_numpy(logits)
+        self.logit_bytes += found.nbytes
+        return found
 
 
 def build_batch(works: List[Work]) -> Batch:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.core import Constraint, SamplingParams, TokenLogprob
+from strata.engine.best_rows import BestRow, Row
 from strata.errors import NumericalError
 
 
@@ -63,11 +64,23 @@ class Sampler:
         seed = params.seed if params.seed is not None and params.seed >= 0 else None
         self.random = np.random.Generator(np.random.Philox(seed))
 
-    def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int:
-        """One id. logits: f32 `[vocab]`; tokens: prompt and answer before the id's position.
+    @property
+    def enough(self) -> int | None:
+        """How many of the best logits `sample` needs at most; None: all of them."""
+        params = self.params
+        if self.constraint is not None or len(self.biased) or not is_neutral(params):
+            return None
+        wanted = 1 if params.temperature == 0.0 else params.top_k
+        return wanted + len(self.banned) if 0 < wanted < self.valid_tokens else None
+
+    def sample(self, logits: Row, tokens: Sequence[int]) -> int:
+        """One id. logits: f32 `[vocab]`, or its best (`enough` of them at least); tokens: prompt and answer
+        before the id's position.
 
         Raises what `scores` raises.
         """
+        if isinstance(logits, BestRow):
+            return self._sample_best(logits)
         scores = self.scores(logits, tokens)
         if self.params.temperature == 0.0:
             return int(scores.argmax())
@@ -105,9 +118,19 @@ class Sampler:
             _check(scores)
         return penalized(scores, tokens, self.params)
 
+    def _sample_best(self, row: BestRow) -> int:
+        """What the whole row would have given."""
+        allowed = ~np.isin(row.ids, self.banned)
+        candidates = Candidates(row.ids[allowed].astype(np.int64), row.values[allowed].astype(np.float64))
+        if self.params.temperature == 0.0:
+            return int(candidates.ids[0])
+        return self._choose(candidates.first(self.params.top_k), self.random.random())
+
     def _draw(self, scores: NDArray[np.float32], number: float) -> int:
+        return self._choose(top_k(scores, self.params.top_k), number)
+
+    def _choose(self, candidates: Candidates, number: float) -> int:
         params = self.params
-        candidates = top_k(scores, params.top_k)
         candidates = top_p(candidates, params.top_p)
         candidates = min_p(candidates, params.min_p)
         cumulated = np.cumsum(candidates.probabilities(params.temperature))
@@ -126,12 +149,17 @@ def _check(scores: NDArray[np.float32]) -> None:
         )
 
 
+def is_neutral(params: SamplingParams) -> bool:
+    """Whether no penalty changes a logit."""
+    penalties = params.repeat_penalty, params.presence_penalty, params.frequency_penalty
+    return penalties == (1.0, 0.0, 0.0) or params.repeat_last_n == 0
+
+
 def penalized(
     scores: NDArray[np.float32], tokens: Sequence[int], params: SamplingParams
 ) -> NDArray[np.float32]:
     """Logits lowered for ids among the last `repeat_last_n` tokens (-1: all); the argument is left alone."""
-    neutral = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-    if neutral or params.repeat_last_n == 0:
+    if is_neutral(params):
         return scores
     recent = tokens if params.repeat_last_n < 0 else tokens[-params.repeat_last_n :]
     ids, counts = np.unique(np.asarray(recent, dtype=np.int64), return_counts=True)

@@ -12,6 +12,8 @@ PIECES_BYTES = 64 * 256
 """Arrays of one layer that are there at once, at most, times the line that each may lose to alignment."""
 SPLIT_BLOCKS = 4 * 82
 """Blocks that attention splits the KV length for, at most: four for each of a 3090's SMs."""
+MOST_CANDIDATES, CANDIDATE_SPAN = 64, 4096
+"""The most logits of a row that are chosen on the device, and of how many each block chooses."""
 GROUP_HEADS, WIDE_GROUP_HEADS, WIDE = 8, 16, 128
 """Query heads of one KV head that a block of attention takes, and with values of more than 128 elements."""
 
@@ -49,8 +51,9 @@ def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
 
 
 def logit_row_elements(hidden: int, vocab: int) -> int:
-    """f32 of one row whose logits are wanted: the row, normed, and its logits."""
-    return 2 * hidden + vocab + 1
+    """f32 of one row whose logits are wanted: the row, normed, its logits, and the best of them."""
+    candidates = 2 * MOST_CANDIDATES * (1 + -(-vocab // CANDIDATE_SPAN))
+    return 2 * hidden + vocab + 1 + candidates
 
 
 def _partial_row(a: AttentionSpec, value_dim: int) -> int:

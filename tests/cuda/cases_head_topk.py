@@ -20,7 +20,13 @@ def best(values: np.ndarray, ids: np.ndarray, top: int) -> tuple[np.ndarray, np.
     return chosen, np.concatenate([ids[allowed][order], np.full(lacking, -1)])
 
 
-def prepare(rows: int, columns: int, span: int, top: int, second: bool = False) -> Prepared:
+LARGEST = np.finfo(np.float32).max
+
+
+def prepare(
+    rows: int, columns: int, span: int, top: int, second: bool = False, beside: int = 0, nan: bool = False
+) -> Prepared:
+    """beside: columns behind the others that are better than all and must not be looked at."""
     rng = np.random.default_rng(columns)
     logits = np.round(rng.standard_normal((rows, columns)).astype(np.float32), 1)  # many are equal
     logits[0, : columns // 2] = -np.inf
@@ -32,7 +38,11 @@ def prepare(rows: int, columns: int, span: int, top: int, second: bool = False) 
     values, found = unwritten((rows, spans, top)), unwritten((rows, spans, top), np.int32)
     given = read_only(ids) if second else None
     shape = launch_shapes.head_topk(rows, columns, span)
-    call = call_of(shape, (read_only(logits), given, values, found, columns, span, top))
+    whole = np.concatenate([logits, np.full((rows, beside), 1e30, np.float32)], axis=1)
+    if nan:
+        whole[-1, columns - 2], logits[-1, columns - 2] = np.nan, LARGEST
+    numbers = (columns, columns + beside, span, top)
+    call = call_of(shape, (read_only(whole), given, values, found, *numbers))
 
     def check() -> None:
         for row in range(rows):
@@ -48,6 +58,8 @@ def prepare(rows: int, columns: int, span: int, top: int, second: bool = False) 
 CASES = [
     Case("spans", "head_topk", lambda: prepare(2, 1000, 320, 9), True),
     Case("argmax", "head_topk", lambda: prepare(1, 3000, 1024, 1), True),
+    Case("padded", "head_topk", lambda: prepare(3, 500, 256, 5, beside=12)),
+    Case("nan", "head_topk", lambda: prepare(2, 300, 320, 3, nan=True)),
     Case("lacking", "head_topk", lambda: prepare(1, 40, 64, 30)),
     Case("second-launch", "head_topk", lambda: prepare(2, 320, 320, 12, second=True), True),
 ]

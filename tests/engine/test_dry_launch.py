@@ -39,7 +39,7 @@ def test_launches_of_a_layer(counted: list[tuple[Scene, dict[str, object]]]) -> 
 
 def test_one_wait_per_layer_and_none_for_the_device(counted: list[tuple[Scene, dict[str, object]]]) -> None:
     for _, found in counted:
-        assert found["host_waits"] == {"routes": 6.0, "result": 1.0}
+        assert found["host_waits"] == {"routes": 6.0, "best logits": 1.0}
         assert found["synchronisations"] == 0
 
 

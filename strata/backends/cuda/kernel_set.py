@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.attention import CudaAttention
 from strata.backends.cuda.experts import expert_launches
+from strata.backends.cuda.head import topk_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
 from strata.backends.cuda.linear import linear_launches, require_heads
@@ -184,6 +185,12 @@ class CudaKernels:
         outputs = (routes.ids.buffer, routes.weights.buffer)
         arguments = (logits.buffer, or_null(select_bias), *outputs, *numbers)
         yield self._launcher.make(shape, arguments, (logits.buffer, *_buffers(select_bias)), outputs)
+
+    def head_topk(
+        self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
+    ) -> Launches:
+        """Two launches: over spans of the vocabulary, and over what is best of them."""
+        return topk_launches(self._launcher, logits, columns, values, ids, scratch)
 
     def ffn(
         self,

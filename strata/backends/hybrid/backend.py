@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvSpec
+from strata.backends.base import BestLogits, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
@@ -42,7 +42,7 @@ from strata.backends.parts import (
     Routes,
 )
 from strata.core import Batch
-from strata.device.base import Device
+from strata.device.base import Copy, Device
 from strata.errors import CapacityError
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import CacheStatistics
@@ -50,6 +50,7 @@ from strata.memory.experts import ExpertSpace
 from strata.memory.kv_border import SlotBorder
 from strata.memory.regions import aligned
 from strata.memory.transfer import Priority, TransferStatistics
+from strata.plan.activations import MOST_CANDIDATES
 from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.formats import PackedTensor
@@ -128,7 +129,8 @@ class HybridBackend(DeviceOps):
         self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
         if self.spec.experts is not None:
             self._make_flow(self.spec.experts.router.top_k)
-        largest = max(options.rows * self.spec.hidden, options.logit_rows * self.spec.vocab)
+        logits = options.logit_rows * max(self.spec.vocab, 2 * MOST_CANDIDATES)
+        largest = max(options.rows * self.spec.hidden, logits)
         self._results = self.device.host_alloc(largest * 4, "results")
         self._result_event = self.device.event()
         self.memory.begin_step()
@@ -210,6 +212,27 @@ class HybridBackend(DeviceOps):
         self.device.record(self._result_event, self.memory.compute)
         self.device.sync(self._result_event)
         return self.device.host_read(pinned).view(np.float32).reshape(x.shape).copy()
+
+    def best_logits(self, logits: Matrix, count: int, columns: int) -> BestLogits | None:
+        """Chosen on the device, so that `count` numbers of each row cross the bus and not all of them."""
+        if count > MOST_CANDIDATES:
+            return None
+        values, ids = (self.new_matrix(logits.rows, count, what) for what in ("best logits", "their ids"))
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.head_topk(logits, columns, values, ids, scratch))
+        size = values.buffer.nbytes
+        places = self._results.slice(0, size), self._results.slice(size, size)
+        copies = [Copy(places[0], values.buffer), Copy(places[1], ids.buffer)]
+        self.device.copy_batch(copies, self.memory.compute, "best logits")
+        self.device.record(self._result_event, self.memory.compute)
+        self.device.sync(self._result_event)
+        read = [self.device.host_read(place) for place in places]
+        found = BestLogits(
+            read[0].view(np.float32).reshape(values.shape).copy(),
+            read[1].view(np.int32).reshape(ids.shape).copy(),
+        )
+        sound = (found.ids >= 0).all() and (found.values < np.finfo(np.float32).max).all()
+        return found if sound else None
 
     @property
     def metrics(self) -> HybridMetrics | None:

@@ -35,6 +35,8 @@ from strata.plan.spec import AttentionSpec, RouterSpec
 from strata.store.formats import PackedShape
 
 F32 = NDArray[np.float32]
+LARGEST, NOTHING = np.float32(np.finfo(np.float32).max), np.float32(-3e38)
+"""What NaN and what no logit counts as, see csrc/cuda/head_topk.cu."""
 
 
 class HostKernels:
@@ -202,6 +204,21 @@ class HostKernels:
 
         reads = (logits.buffer, *_buffers(select_bias))
         yield _launch("route", compute, reads, (routes.ids.buffer, routes.weights.buffer))
+
+    def head_topk(
+        self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
+    ) -> Launches:
+        """One launch."""
+
+        def compute(reads: Views, writes: Views) -> None:
+            rows = _f32(reads[0], logits)[:, :columns]
+            rows = np.where(np.isnan(rows), LARGEST, np.maximum(rows, NOTHING))
+            order = np.argsort(-rows, axis=1, kind="stable")[:, : values.cols]
+            best = np.take_along_axis(rows, order, axis=1)
+            _f32(writes[0], values)[:] = best
+            _i32(writes[1], ids)[:] = np.where(best > NOTHING, order, -1)
+
+        yield _launch("head_topk", compute, (logits.buffer,), (values.buffer, ids.buffer))
 
     def ffn(
         self,

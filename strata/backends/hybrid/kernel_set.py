@@ -229,6 +229,13 @@ class KernelSet(Protocol):
         """As Backend.route; ids of a row best first, ties to the lowest index."""
         ...
 
+    def head_topk(
+        self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
+    ) -> Launches:
+        """The values.cols best of the first `columns` of each row, best first, equal ones to the lowest id:
+        values f32, ids i32. NaN counts as the largest f32; where a row has fewer above -3e38, ids are -1."""
+        ...
+
     def ffn(
         self,
         x: Matrix,

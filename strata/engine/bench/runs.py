@@ -9,12 +9,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strata.backends.base import Backend
 from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Case, Limits, Result, Run, head_macs, macs_per_token
 from strata.engine.bench.ops import OpTimer
+from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.hardware.bandwidth import read_bandwidth
@@ -37,7 +37,7 @@ class RandomTokens(Sampler):
         # Python's own generator: numpy's took 250 us of a step whose weights had emptied the caches.
         self._uniform = Random(seed).random
 
-    def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int:
+    def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """One id below valid_tokens."""
         return int(self._uniform() * self.valid_tokens)
 

@@ -143,4 +143,6 @@ class DraftModel:
         """Logits of the works that complete their texts."""
         for work in works:
             self.pages.extend(work.request, work.start + work.count)
-        return self._executor.run(works)
+        logits = self._executor.run(works)
+        assert isinstance(logits, np.ndarray), "nothing less was asked for"
+        return logits

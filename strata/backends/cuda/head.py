@@ -1,0 +1,33 @@
+"""The best logits of every row as launches: csrc/cuda/head_topk.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strata.backends.cuda import launch_shapes
+from strata.backends.cuda.kernels import NULL
+from strata.backends.cuda.launches import Launcher, Operand
+from strata.backends.hybrid.arrays import Matrix
+from strata.device.base import Launch
+from strata.memory.regions import Arena
+
+
+def topk_launches(
+    launcher: Launcher, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
+) -> Iterator[Launch]:
+    """See `KernelSet.head_topk`. One span needs no second launch."""
+    rows, top, span = logits.rows, values.cols, launch_shapes.TOPK_SPAN
+    spans = -(-columns // span)
+    found = values.buffer, ids.buffer
+    if spans > 1:
+        nbytes = rows * spans * top * 4
+        found = scratch.take(nbytes, "best of spans"), scratch.take(nbytes, "their ids")
+    shape = launch_shapes.head_topk(rows, columns)
+    arguments: tuple[Operand, ...] = (logits.buffer, NULL, *found, columns, logits.cols, span, top)
+    yield launcher.make(shape, arguments, (logits.buffer,), found)
+    if spans == 1:
+        return
+    count = spans * top
+    shape = launch_shapes.head_topk(rows, count, count)
+    arguments = (*found, values.buffer, ids.buffer, count, count, count, top)
+    yield launcher.make(shape, arguments, found, (values.buffer, ids.buffer))
