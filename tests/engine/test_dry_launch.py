@@ -16,7 +16,7 @@ from strata.plan.figures import CALL_SECONDS
 
 DEMO = str(Path(strata.__file__).parents[1] / "configs" / "demo.yaml")
 LAUNCH = 4e-6
-MOE_LAYER = 13
+MOE_LAYER = 12
 """Of one request, all experts on the device. The aim is 8."""
 
 
