@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from server_harness import CHAT, TEXT, Harness, hello
+from server_harness import CHAT, TEXT, Harness, Serve, hello
 
 PERSON = {
     "type": "object",
@@ -255,3 +255,18 @@ def test_a_grammar_that_becomes_too_costly_fails_its_own_request(
     assert tiny.post(CHAT, hello(max_tokens=20, guided_regex="[a-z]{9}")).status == 400
     monkeypatch.undo()
     assert other.result(20).status == 200 and content(tiny, guided_regex="[a-z]{9}")
+
+
+def test_drafts_change_no_answer(serve: Serve) -> None:
+    """Rows that verify a draft are positions like all others; the pattern makes n-grams repeat."""
+    bodies = [
+        hello(max_tokens=120, guided_regex="(abcabcx?){10,20}"),
+        hello(max_tokens=120, temperature=1.0, seed=3, guided_regex="([ab]{3},){20}"),
+    ]
+    answers = {}
+    for use in ("off", "ngram"):
+        server = serve(model={"speculative_use": use, "speculative_costs": "false"})
+        answers[use] = [server.post(CHAT, body).json["choices"] for body in bodies]
+        drafts = server.engine.speculator.figures.accepted if server.engine.speculator is not None else 0
+        assert (drafts > 0) == (use == "ngram")
+    assert answers["off"] == answers["ngram"]

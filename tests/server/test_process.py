@@ -135,6 +135,20 @@ def test_what_is_recorded_while_serving_is_whole_at_the_end(start: Start, tmp_pa
     assert {"decode 1", "experts", "attention"} <= names
 
 
+def test_a_process_whose_engine_dies_exits_with_1() -> None:
+    """case-37: nothing is left to serve, and whoever supervises the process must see it."""
+    code = (
+        "import sys; from strata.interfaces.server.worker import EngineThread\n"
+        "def die(*_): raise RuntimeError('broken')\n"
+        "EngineThread._take_orders = die\n"
+        "from strata.interfaces.cli import run\n"
+        "sys.exit(run(['serve', 'demo', '--port', '0', '--threads', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "the engine has stopped" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_sigterm_lets_a_stream_end_and_refuses_new_requests(start: Start) -> None:
     server = start()
     stream = iter(server.stream(max_tokens=600))
