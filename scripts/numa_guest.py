@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,6 @@ from strata.plan.plan import Plan
 PAGE = mmap.PAGESIZE
 CALLS = NumaCalls()
 STORE = Path(model_path("demo"))
-PROBE = ["-c", "import sys; sys.argv[1:] = ['planned']; exec(open(sys.argv.pop(0) or 0).read())"]
 failures: list[str] = []
 
 
@@ -126,7 +124,7 @@ def run(made: Plan) -> None:
         f"{wrong} pages misplaced; {moved.describe()}; {left} left",
     )
     say(answer(engine) == text, "the text is the same afterwards")
-    alone = load_engine(STORE, replace(plan(numa=False)))
+    alone = load_engine(STORE, plan(numa=False))
     say(answer(alone) == text, f"and the same with numa off: {text}")
 
 
