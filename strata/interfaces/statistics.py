@@ -32,9 +32,23 @@ def describe(answer: Answer, bandwidth: float = 0.0) -> str:
             else ""
         )
         lines.append(f"memory   {speed / 1e9:.2f} GB/s of weights and KV read by decode{share}")
+    lines += speculation(answer)
     shared = f" ({answer.request.shared} of them computed before)" if answer.request.shared else ""
     tokens = f"tokens   {len(answer.request.prompt)} prompt{shared}, {answer.tokens} answer; {context}"
     return "\n".join([*lines, tokens])
+
+
+def speculation(answer: Answer) -> list[str]:
+    """What drafts did since the engine started; nothing where none were tried."""
+    speculator = answer.model.engine.speculator
+    if speculator is None or not speculator.figures.proposed:
+        return []
+    found = speculator.figures
+    share = f", {found.draft_share:.0%} of the time for drafts" if not speculator.proposer.free else ""
+    return [
+        f"drafts   {found.tokens_per_forward:.2f} tokens per pass, {found.acceptance:.0%} of tested tokens "
+        f"accepted ({speculator.proposer.name}), {found.mean_length:.1f} proposed on average{share}"
+    ]
 
 
 def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
@@ -51,8 +65,18 @@ def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:
         "prefill": _figures(progress.prefill) if progress else None,
         "decode": _figures(progress.decode) if progress else None,
         "memory_bandwidth": bandwidth,
+        "speculation": _speculation_json(answer),
         "kv_place": answer.model.kv_place,
     }
+
+
+def _speculation_json(answer: Answer) -> dict[str, Any] | None:
+    """All figures since the engine started; None without drafts."""
+    speculator = answer.model.engine.speculator
+    if speculator is None:
+        return None
+    found = {**dataclasses.asdict(speculator.figures), "recent": list(speculator.figures.recent)}
+    return {"proposer": speculator.proposer.name, **found}
 
 
 def memory_bandwidth(answer: Answer) -> float:

@@ -50,10 +50,15 @@ def make_speculator(
     plan has no room for the draft, ConfigError when it knows fewer ids.
     """
     estimate = DecodeCost(model, plan, options.machine) if options.costs else None
-    proposer: Proposer = NgramProposer()
-    if options.draft is not None:
-        proposer = _draft(options.draft, plan, backend, valid_tokens)
+    proposer = make_proposer(options, plan, backend, valid_tokens)
     return Speculator(proposer, options.lengths, estimate, clock)
+
+
+def make_proposer(options: SpeculationOptions, plan: Plan, backend: Backend, valid_tokens: int) -> Proposer:
+    """A draft model where there is one, else prompt n-grams. Raises as `make_speculator`."""
+    if options.draft is None:
+        return NgramProposer()
+    return _draft(options.draft, plan, backend, valid_tokens)
 
 
 def _draft(path: Path, plan: Plan, backend: Backend, valid_tokens: int) -> DraftModel:

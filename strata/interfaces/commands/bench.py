@@ -46,6 +46,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
 @click.option("--dry-launch", is_flag=True, help="Count a step's kernel launches instead; needs no card.")
 @click.option("--launch-us", type=click.FloatRange(0, 1e6), default=4.0, help="Cost of a launch [4], for it.")
+@click.option("--speculative", is_flag=True, help="Plain decoding beside drafts: fixed, dynamic, cost-aware.")
+@click.option("-md", "--model-draft", "--draft-model", "draft", metavar="PATH", help="What proposes, for it.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
 @timeline_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
@@ -64,6 +66,8 @@ def command(
     ops: bool,
     dry_launch: bool,
     launch_us: float,
+    speculative: bool,
+    draft: str | None,
     no_warmup: bool,
     timeline: Path | None,
     as_csv: bool,
@@ -79,6 +83,9 @@ def command(
     Tokens are random and differ between streams: with the same token in every stream all would use the
     same experts, and several streams would look far cheaper than real ones are.
 
+    --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by the
+    rule of recent acceptance, and cut to what pays, in -r rounds; n-grams propose, or the model of -md.
+
     --dry-launch computes nothing: it sends decoding steps through the launches of the graphics card's kernels
     and counts what the host asks of the driver, per layer and per step.
 
@@ -88,15 +95,20 @@ def command(
       strata bench demo --dry-launch -s 1,4
       strata bench stores/qwen3-30b -p 512,2048 -n 64 -d 0,4096 -s 1,4,16 --csv
       strata bench stores/qwen3-30b --ops -p 0 -n 32 -s 1
+      strata bench demo --speculative -md demo-draft -n 256
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json were both given", remedy="choose one")
     overrides = [Override.parse(item) for item in settings]
     overrides += [Override("model.path", model, "MODEL")] if model else []
     overrides += [Override("backend.threads", threads, "--threads")] if threads else []
+    overrides += [Override("speculative.draft", draft, "--model-draft")] if draft else []
     config = load_config(config_file, overrides)
     if not config.model.path:
         raise UsageError("no model is given", remedy="strata bench demo, or a store's path")
+    if speculative:
+        _compare_drafts(config, max(generate), repetitions, as_json)
+        return
     if dry_launch:
         _count_launches(config, streams, launch_us / 1e6, as_json)
         return
@@ -113,6 +125,27 @@ def command(
         bench.warm_up()
     with bench.recording(timeline):
         _report(bench, repetitions, form)
+
+
+def _compare_drafts(config: Any, tokens: int, repeats: int, as_json: bool) -> None:
+    import json
+
+    from strata.interfaces import speculative_bench
+    from strata.interfaces.start import announce
+    from strata.interfaces.terminal import printable
+
+    if tokens < 2:
+        raise UsageError(f"-n is {tokens}: nothing to compare", remedy="e.g. -n 256")
+    bench = speculative_bench.SpeculativeBenchmark(config, tokens)
+    if as_json:
+        found = speculative_bench.to_json(bench, list(bench.results(repeats)))
+        click.echo(json.dumps(found, indent=2))
+        return
+    announce(bench.plan, bench.machine, bench.kv_place)
+    click.echo(printable(f"{bench.model}, drafts by {bench.proposer}\n\n{speculative_bench.markdown_head()}"))
+    for runs in bench.results(repeats):
+        for line in speculative_bench.markdown_lines(runs):
+            click.echo(printable(line))
 
 
 def _count_launches(config: Any, streams: list[int], launch_seconds: float, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from strata.engine.engine import Engine
 from strata.engine.gauges import expert_counts, regions
+from strata.interfaces.server.speculation import speculation_metrics
 
 
 def engine_figures(engine: Engine) -> Iterable[Metric]:
@@ -18,7 +19,8 @@ def engine_figures(engine: Engine) -> Iterable[Metric]:
     yield from _regions(engine)
     yield from _layers(engine)
     yield from _experts(engine)
-    yield from _speculation(engine)
+    if engine.speculator is not None:
+        yield from speculation_metrics(engine.speculator)
     yield from node_figures(engine)
 
 
@@ -110,19 +112,6 @@ def _decisions(split: Any, prefetch: Any) -> Iterable[Metric]:
     for name in ("fetched", "needed", "cancelled", "skipped"):
         guesses.add_metric([name], getattr(prefetch, name))
     yield guesses
-
-
-def _speculation(engine: Engine) -> Iterable[Metric]:
-    if engine.speculator is None:
-        return
-    figures = engine.speculator.figures
-    for name, what in (
-        ("forwards", "Forward passes of single requests in decode"),
-        ("tokens", "Tokens that they brought"),
-        ("proposed", "Tokens of drafts"),
-        ("accepted", "Of those, accepted ones"),
-    ):
-        yield CounterMetricFamily(f"strata_speculative_{name}", what, getattr(figures, name))
 
 
 def node_figures(engine: Engine) -> Iterable[Metric]:

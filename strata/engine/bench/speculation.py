@@ -1,0 +1,168 @@
+"""Plain decoding beside drafts of several lengths, on one engine, text by text, taking turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.core import Request, SamplingParams
+from strata.engine.bench.figures import Limits
+from strata.engine.engine import Engine
+from strata.engine.sampler import Sampler
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.proposer import Proposer
+from strata.engine.speculative.speculator import Speculator
+from strata.engine.speculative.step_times import Estimate
+
+POLICIES: tuple[tuple[str, LengthOptions | None, bool], ...] = (
+    ("plain", None, False),
+    ("fixed 4", LengthOptions(4, fixed=True), False),
+    ("fixed 8", LengthOptions(8, fixed=True), False),
+    ("dynamic", LengthOptions(), False),
+    ("cost-aware", LengthOptions(), True),
+)
+"""Name, lengths of drafts (None: no drafts), and whether what steps cost cuts them."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A prompt and how it goes on. script: ids that are "sampled" whatever the model says; None: greedy."""
+
+    name: str
+    prompt: Sequence[int]
+    script: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class SpeculativeRun:
+    """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
+
+    same: whether the text is that of plain decoding.
+    """
+
+    workload: str
+    policy: str
+    tokens: int
+    seconds: float
+    bytes: float
+    tokens_per_forward: float
+    acceptance: float
+    mean_length: float
+    draft_share: float
+    bandwidth: float | None
+    same: bool
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole answer but its first token."""
+        return self.tokens / self.seconds
+
+
+class ScriptedTokens(Sampler):
+    """Chooses what a script says. For models whose weights are random: their own text would be nothing's."""
+
+    def __init__(self, valid_tokens: int, prompt: int, script: Sequence[int]) -> None:
+        super().__init__(SamplingParams(temperature=0.0), valid_tokens)
+        self._prompt, self._script = prompt, script
+
+    def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int:
+        """The script's token at this place."""
+        return self._script[len(tokens) - self._prompt]
+
+
+def scripted_workloads(vocabulary: int, tokens: int, seed: int = 0) -> list[Workload]:
+    """repeat: 48 ids again and again; misleading: pairs that were seen before and go on in another way."""
+    chosen = Random(seed)
+    block = [chosen.randrange(vocabulary) for _ in range(48)]
+    repeated = [block[i % 48] for i in range(96 + tokens)]
+    few = block[:12]
+    misleading = [chosen.choice(few) for _ in range(256 + tokens)]
+    return [
+        Workload("repeat (scripted)", repeated[:96], repeated[96:]),
+        Workload("misleading (scripted)", misleading[:256], misleading[256:]),
+    ]
+
+
+class SpeculativeBench:
+    """Measures on an idle engine that shares no prefixes. A policy keeps what it learnt between its runs."""
+
+    def __init__(
+        self, engine: Engine, proposer: Proposer, estimate: Estimate, probe: Callable[[], Limits]
+    ) -> None:
+        self._engine, self._probe = engine, probe
+        self._speculators = {
+            name: None if lengths is None else Speculator(proposer, lengths, estimate if costs else None)
+            for name, lengths, costs in POLICIES
+        }
+        self._started = 0
+
+    def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
+        """Every policy in turn, `repeats` times over: what changes on the machine meets all of them."""
+        plain: list[int] = []
+        for _ in range(repeats):
+            for name, *_ in POLICIES:
+                run, text = self._run(workload, name, tokens, plain)
+                plain = plain or text
+                yield run
+
+    def _run(
+        self, workload: Workload, policy: str, tokens: int, plain: Sequence[int]
+    ) -> tuple[SpeculativeRun, list[int]]:
+        engine, speculator = self._engine, self._speculators[policy]
+        engine.speculator = speculator
+        before = self._probe()
+        counted = _counts(speculator)
+        request, seconds, read = self._decode(workload, tokens)
+        after = self._probe()
+        forwards, brought, tested, accepted, lengths, verify, draft = (
+            now - then for now, then in zip(_counts(speculator), counted, strict=True)
+        )
+        bandwidth = None
+        if before.bandwidth and after.bandwidth:
+            bandwidth = (before.bandwidth + after.bandwidth) / 2
+        run = SpeculativeRun(
+            workload=workload.name,
+            policy=policy,
+            tokens=len(request.generated) - 1,
+            seconds=seconds,
+            bytes=read,
+            tokens_per_forward=brought / forwards if forwards else 1.0,
+            acceptance=accepted / tested if tested else 0.0,
+            mean_length=lengths / forwards if forwards else 0.0,
+            draft_share=draft / (draft + verify) if draft + verify else 0.0,
+            bandwidth=bandwidth,
+            same=not plain or request.generated == list(plain),
+        )
+        return run, request.generated
+
+    def _decode(self, workload: Workload, tokens: int) -> tuple[Request, float, float]:
+        """The answered request, seconds from its first token to its last, bytes that decoding read."""
+        engine = self._engine
+        self._started += 1
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+        request = Request(f"speculation {self._started}", list(workload.prompt), sampling)
+        sampler = None
+        if workload.script is not None:
+            sampler = ScriptedTokens(engine.options.valid_tokens, len(workload.prompt), workload.script)
+        engine.add(request, sampler)
+        while engine.busy and not engine.step():
+            pass
+        begin = time.perf_counter()
+        while engine.busy:
+            engine.step()
+        seconds = time.perf_counter() - begin
+        return request, seconds, engine.metrics.requests[request.request_id].decode.bytes
+
+
+def _counts(speculator: Speculator | None) -> tuple[float, ...]:
+    if speculator is None:
+        return (0.0,) * 7
+    figures = speculator.figures
+    lengths = sum(length * count for length, count in enumerate(figures.lengths))
+    rates = figures.forwards, figures.tokens, sum(figures.tested_at), figures.accepted, lengths
+    return (*rates, figures.verify_seconds, figures.draft_seconds)
