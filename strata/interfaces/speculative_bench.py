@@ -7,6 +7,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from strata.backends.hybrid.backend import HybridBackend
 from strata.config import Config
 from strata.engine.bench.runs import limits_probe
 from strata.engine.bench.speculation import (
