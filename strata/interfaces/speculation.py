@@ -56,7 +56,7 @@ def speculation_options(
 def check_vocabularies(model: Tokenizer, draft: Tokenizer, name: str) -> None:
     """ConfigError unless every id of the model means the same to the draft; the draft may know more ids."""
     mine, other = model.spelling(), draft.spelling()
-    differing = [index for index, text in mine.items() if other.get(index) != text]
+    differing = sorted(index for index, text in mine.items() if other.get(index) != text)
     if differing:
         first = differing[0]
         raise ConfigError(
