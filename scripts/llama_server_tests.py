@@ -98,7 +98,6 @@ FILES = {
     "test_systemone": "llama.cpp's own endpoint",
     "test_compat_gcp": "Vertex AI's endpoints: not supported",
     "test_compat_oai_responses": "/v1/responses: not supported",
-    "test_compat_anthropic": "/v1/messages: not supported",
     "test_speculative": "/completion, llama.cpp's own, with a draft model of the GGUF kind",
     "test_stream": "resumable streams: llama.cpp's own",
     "test_template": "/apply-template: llama.cpp's own",

@@ -166,9 +166,10 @@ def replicas(*lives: Any) -> Any:
     return ask
 
 
-def answered(*lives: Any) -> list[Any]:
+def answered(*lives: Any, resumes: bool = True) -> list[Any]:
     async def collect() -> list[Any]:
-        return [piece async for piece in one_answer(replicas(*lives), (LostError,), pause=0.0)]
+        pieces = one_answer(replicas(*lives), (LostError,), resumes=resumes, pause=0.0)
+        return [piece async for piece in pieces]
 
     return asyncio.run(collect())
 
@@ -191,6 +192,8 @@ def test_an_answer_from_as_many_replicas_as_it_takes() -> None:
     assert answered(*[[LEAVING, b"x"]] * 5) == [LEAVING, b"x"]
     with pytest.raises(ApiError, match="no replica"):
         answered(*[[gone]] * 5)
+    unseeded = answered([gone], [STREAM, b"event: a\n", gone], [STREAM, b"event: a\n"], resumes=False)
+    assert unseeded[:2] == [STREAM, b"event: a\n"] and unseeded[2].startswith(b"event: error\n")
     refused = answered([STREAM, data[:60], gone], *[[LEAVING, b"x"]] * 4)
     assert b"no_replica" in refused[-1] and refused[-1].endswith(b"data: [DONE]\n\n")
 

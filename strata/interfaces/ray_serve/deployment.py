@@ -98,7 +98,8 @@ class Front:
         """One request. Errors in OpenAI's shape, as those of the replicas."""
         try:
             wire = await self._wire(request)
-            attempts = one_answer(functools.partial(self._ask, prefix_keys(wire.body), wire), _LOST)
+            ask = functools.partial(self._ask, prefix_keys(wire.body), wire)
+            attempts = one_answer(ask, _LOST, resumes=_has_seed(wire.path))
             head = await anext(attempts)
         except ApiError as error:
             return JSONResponse(error.content(), error.status, headers=error.headers)
@@ -120,9 +121,14 @@ class Front:
             if len(body) > self._body_bytes:
                 raise ApiError(413, f"the body has more than {self._body_bytes} bytes", code="body_too_large")
         given = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-        seeded = with_seed(bytes(body), self._draw) if "/completions" in request.url.path else bytes(body)
+        path = request.scope["path"]
+        seeded = with_seed(bytes(body), self._draw) if _has_seed(path) else bytes(body)
         # What a replica's Host check is for, the web page that renames itself, cannot reach it here.
-        return Wire(request.method, request.scope["path"], seeded, {**given, "host": "localhost"})
+        return Wire(request.method, path, seeded, {**given, "host": "localhost"})
+
+
+def _has_seed(path: str) -> bool:
+    return path.endswith("/completions")
 
 
 def application(asked: Asked) -> Any:

@@ -15,6 +15,7 @@ from strata.interfaces.server.health import health
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.serving import api_keys
+from strata.interfaces.server.warm_up import warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
 
 _STOP_SECONDS = 10.0
@@ -49,7 +50,7 @@ class LocalServer:
         self._thread = EngineThread(
             lambda report: open_model(config),
             self._loop.call_soon_threadsafe,
-            warm_up=config.server.warm_up,
+            warm_up_seconds=warm_up_seconds(config.server),
             on_ready=loaded.set,
             on_end=loaded.set,
         )

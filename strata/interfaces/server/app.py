@@ -120,7 +120,7 @@ def _add_messages(app: FastAPI, service: Service) -> None:
         found = _responses(*statuses)
         return {status: {**answer, "model": MessagesErrorReply} for status, answer in found.items()}
 
-    stream = {"schema": {"type": "string"}, "example": "event: message_start\ndata: {...}\n\n"}
+    stream = {"example": "event: message_start\ndata: {...}\n\n"}
     whole = {"model": MessageReply, "description": "The message, or with `stream` its events"}
     answer: dict[int | str, dict[str, Any]] = {200: {**whole, "content": {"text/event-stream": stream}}}
     counted: dict[int | str, dict[str, Any]] = {200: {"model": CountReply, "description": "Tokens"}}
