@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strata.errors import RequestError
 from strata.interfaces.bundled import model_path
 from strata.interfaces.grammar.compiler import (
+    MAX_GBNF,
     MAX_WRITTEN,
     GrammarCompiler,
     LlguidanceConstraint,
@@ -189,7 +190,10 @@ def test_lengths_are_bounded(compiler: GrammarCompiler) -> None:
     with pytest.raises(RequestError, match=f"{MAX_BYTES} are allowed"):
         compiler.alone(choice(["x" * MAX_BYTES]))
     with pytest.raises(RequestError, match=f"{MAX_WRITTEN} are allowed"):
-        free_grammar("x" * (MAX_WRITTEN + 1))
+        free_grammar("start: " + "x" * MAX_WRITTEN)
+    for long in ("root ::= " + "x" * MAX_GBNF, "\n" * MAX_WRITTEN):
+        with pytest.raises(RequestError, match=f"{MAX_GBNF} are allowed"):
+            free_grammar(long)
 
 
 def test_options_of_the_schema_are_ours(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
