@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports torch: its thread barriers made tests on tiny models 14 times slower on a busy
 # machine of two cores.
@@ -15,6 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a script starts in its background ignores Ctrl-C, and whatever tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No property may fail because the machine is busy.
+settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("strata")
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 

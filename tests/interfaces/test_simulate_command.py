@@ -42,11 +42,23 @@ def test_it_is_readable(strata: Any, checkpoint: Path) -> None:
 def test_a_recorded_trace_is_what_the_routers_do(strata: Any, store: Path, tmp_path: Path) -> None:
     """From a run to its replay on another machine."""
     trace = tmp_path / "run.trace"
-    quick = ("--temp", "0", "--ignore-eos", "-n", "8")
-    assert strata("run", store, "-p", "hello there", *quick, "--record-trace", trace).code == 0
+    quick = ("--temp", "0", "--ignore-eos", "-n", "8", "--record-trace", trace, "-p")
+    assert strata("run", store, *quick, "hello there", "--set", "speculative.use=off").code == 0
     done = strata("simulate", store, *XEON, *QUICK, "--trace", trace, "--json")
     assert done.code == 0
     assert json.loads(done.out)[0]["routes"] == "trace of tiny-moe, 7 tokens"
+
+
+def test_steps_that_verified_drafts_are_left_out_and_counted(
+    strata: Any, store: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "run.trace"
+    quick = ("--temp", "0", "--ignore-eos", "-n", "40", "--record-trace", trace, "-p")
+    fixed = ("--set", "speculative.costs=false")
+    assert strata("run", store, *quick, "hello there hello there hello there", *fixed).code == 0
+    done = strata("simulate", store, *XEON, *QUICK, "--trace", trace, "--json")
+    assert done.code == 0
+    assert "steps of several tokens, left out: " in json.loads(done.out)[0]["routes"]
 
 
 def test_a_timeline_of_what_was_simulated(strata: Any, checkpoint: Path, tmp_path: Path) -> None:

@@ -126,10 +126,12 @@ class TraceRoutes:
                 remedy="record one with this model: strata run MODEL --record-trace FILE",
             )
         self._places = {layer: place for place, layer in enumerate(_routed(trace))}
+        self._left_out: set[tuple[int, int]] = set()
         self._requests = list(self._read(trace))
         if not self._requests:
             raise UsageError(
-                "the trace has no decoding of a single request", remedy="record with one request"
+                "the trace has no step that decoded a single token",
+                remedy="record one request, with --set speculative.use=off",
             )
         chosen = {len(layer) for rows in self._requests for row in rows for layer in row}
         if chosen != {top_k}:
@@ -139,6 +141,8 @@ class TraceRoutes:
                 remedy="record one with this model: strata run MODEL --record-trace FILE",
             )
         self.source = f"trace of {trace.header.model}, {sum(map(len, self._requests))} tokens"
+        if self._left_out:
+            self.source += f" (steps of several tokens, left out: {len(self._left_out)})"
 
     def stream(self, number: int) -> Stream:
         """From the beginning of one of its requests, and round and round."""
@@ -152,7 +156,11 @@ class TraceRoutes:
     def _read(self, trace: TraceSource) -> Iterator[Sequence[Row]]:
         steps: dict[int, dict[int, dict[int, tuple[int, ...]]]] = {}
         for access in trace:
-            if not access.prefill and access.tokens == 1:
+            if access.prefill:
+                continue
+            if access.tokens > 1:  # what each token chose is not told, only what they chose together
+                self._left_out.add((access.sequence, access.step))
+            else:
                 step = steps.setdefault(access.sequence, {}).setdefault(access.step, {})
                 step[self._places[access.layer]] = access.experts
         for rows in steps.values():

@@ -85,14 +85,14 @@ def test_a_trace_gives_each_request_its_tokens_in_order() -> None:
     first, second = [[(1, 2)] * 2, [(2, 3)] * 2], [[(7, 1), (7, 2)]]
     assert found == [*first, *second, *first]
     assert [tuple(layer) for layer in routes.stream(3).peek(0)] == second[0]
-    assert routes.source == "trace of toy, 3 tokens"
+    assert routes.source == "trace of toy, 3 tokens (steps of several tokens, left out: 1)"
 
 
 def test_the_trace_of_another_model_is_refused() -> None:
     trace = Trace((8, 8), [Access(1, 0, 0, (0, 1))])
     with pytest.raises(UsageError, match="2 layers of 8 experts, the model 3 of 8"):
         TraceRoutes(trace, layers=3, experts=8, top_k=2)
-    with pytest.raises(UsageError, match="no decoding of a single request"):
+    with pytest.raises(UsageError, match="no step that decoded a single token"):
         TraceRoutes(trace, layers=2, experts=8, top_k=2)
     assert list(itertools.islice(trace, 1))
     narrow = Trace((8,), [Access(1, 1, 0, (0, 1))])
