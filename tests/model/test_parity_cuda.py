@@ -17,6 +17,7 @@ from strata.backends.base import Backend
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.cuda.kernels import EmulatedLoader
+from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.options import HybridOptions
 from strata.core import Request, SamplingParams
@@ -30,7 +31,7 @@ from strata.store.reader import Store
 
 W4 = ConvertOptions(experts="w4g64", shared="w8", head="w8", embed="w8")
 SPEEDS = Speeds(1e9, 1e9, 1e9, device_read=1e9, device_macs=1e9, to_device=1e9, to_host=1e9)
-PROMPT, TOKENS = 9, 3
+PROMPT, TOKENS = 9, 3  # a chunk of 8 rows goes through the kernels for prompts, the ninth through the others
 # Two heads of 64 elements, which the kernels have; what is latent (MLA) keeps its own sizes.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -39,7 +40,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
 }
 # What no kernel exists for yet: a case that is refused for another reason fails.
-REFUSED = re.compile(r"latent attention on a GPU|heads of \d+")
+REFUSED = re.compile(r"latent keys of \d+|heads of \d+")
 
 
 def cuda(cpu: CpuBackend, store: Store, seed: int) -> HybridBackend:
@@ -58,7 +59,7 @@ def cuda(cpu: CpuBackend, store: Store, seed: int) -> HybridBackend:
         simulated=SPEEDS,
     )
     device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=seed)
-    return HybridBackend(device, CudaKernels(EmulatedLoader()), cpu, spec, options)
+    return HybridBackend(device, CudaKernels(EmulatedLoader(), PrefillChoice(rows=8)), cpu, spec, options)
 
 
 def greedy(store: Store, backend: Backend) -> list[int]:
