@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -158,7 +159,7 @@ def run(tests: Path, only: str) -> list[dict[str, Any]]:
         environment = {
             **os.environ,
             **{"LLAMA_SERVER_BIN_PATH": str(shim), "STRATA_RESULTS": str(results), "PYTHONPATH": name},
-            "STRATA_PRIVATE": _PRIVATE,
+            **{"STRATA_PRIVATE": _PRIVATE, "PORT": str(_free_port())},
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "strata_plugin", "-p", "no:cacheprovider"]
         command += ["-p", "no:xdist", "-m", "not slow", "--timeout", "120"]
@@ -166,6 +167,12 @@ def run(tests: Path, only: str) -> list[dict[str, Any]]:
         command += [str(path) for path in files if re.search(only, path.stem)]
         subprocess.run(command, cwd=tests, env=environment, stdout=subprocess.DEVNULL, check=False)
         return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def _free_port() -> int:
+    """They would take 8080, where another server may answer in place of the one that is tested."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def judged(found: dict[str, Any]) -> Result:
