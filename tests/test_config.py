@@ -44,7 +44,11 @@ def test_every_field_has_a_kind_and_every_kind_a_field() -> None:
         assert fields == list(kinds), section
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+# litellm_proxy.yaml is a configuration of LiteLLM's, with a test of its own.
+OURS = sorted(path for path in CONFIGS.glob("*.yaml") if path.name != "litellm_proxy.yaml")
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
 def test_shipped_configurations_load(path: Path) -> None:
     assert load_config(path).file == path
 
