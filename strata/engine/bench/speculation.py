@@ -100,10 +100,12 @@ class SpeculativeBench:
             for name, lengths, costs in POLICIES
         }
         self._started = 0
+        self._limits = Limits()
 
     def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
         """Every policy in turn, `repeats` times over: what changes on the machine meets all of them."""
         plain: list[int] = []
+        self._limits = self._probe()
         for _ in range(repeats):
             for name, *_ in POLICIES:
                 run, text = self._run(workload, name, tokens, plain)
@@ -113,12 +115,13 @@ class SpeculativeBench:
     def _run(
         self, workload: Workload, policy: str, tokens: int, plain: Sequence[int]
     ) -> tuple[SpeculativeRun, list[int]]:
+        """The probe after a run is the one before the next."""
         engine, speculator = self._engine, self._speculators[policy]
         engine.speculator = speculator
-        before = self._probe()
+        before = self._limits
         counted = _counts(speculator)
         request, seconds, read = self._decode(workload, tokens)
-        after = self._probe()
+        after = self._limits = self._probe()
         forwards, brought, tested, accepted, lengths, verify, draft = (
             now - then for now, then in zip(_counts(speculator), counted, strict=True)
         )

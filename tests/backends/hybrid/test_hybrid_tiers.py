@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,10 @@ from strata.backends.hybrid.host_kernels import HostKernels
 from strata.core import Request, SamplingParams
 from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import Engine, EngineOptions
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.proposer import Ask, Proposal
+from strata.engine.speculative.speculator import Speculator
 from strata.errors import CapacityError
 from strata.model.decoder import Decoder
 
@@ -34,7 +39,8 @@ def make_engine(
     spec = SPECS[name]
     store = CachedStore(spec)
     device = EmulatedDevice(FIGURES, seed=seed)
-    asked = options(store, spec, slots=slots, kv_tier=kv_tier, staged_blocks=30)
+    rows = {"rows": ENGINE.chunk + ENGINE.logit_rows, "logit_rows": ENGINE.logit_rows}  # with drafts
+    asked = options(store, spec, slots=slots, kv_tier=kv_tier, staged_blocks=30, **rows)
     backend = HybridBackend(device, HostKernels(cpu), cpu, spec, asked)
     return Engine(Decoder(spec, store, backend), replace(ENGINE, **changes))
 
@@ -91,6 +97,31 @@ def test_pages_at_the_host_change_no_token(cpu: CpuBackend, name: str) -> None:
     engine = make_engine(cpu, name, 3, kv_tier="host")
     assert texts(engine, 6) == wanted
     assert engine.kv_place.endswith("two layers at a time on the device")
+    backend: Any = engine.decoder.backend
+    backend.check_integrity()
+    backend.close()
+    backend.device.close()
+
+
+class RandomDrafts(NgramProposer):
+    """Proposes anything, so that nearly all of it is rolled back."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        chosen = random.Random(len(asks[0].request.tokens))
+        return [Proposal(tuple(chosen.choices(range(VOCAB), k=ask.count))) for ask in asks]
+
+
+@pytest.mark.parametrize("proposer", [NgramProposer, RandomDrafts])
+@pytest.mark.parametrize("tiers", [{"slots": 2, "pages": 8, "host_pages": 30}, {"kv_tier": "host"}])
+def test_drafts_change_no_token_on_two_tiers(
+    cpu: CpuBackend, tiers: dict[str, Any], proposer: type[NgramProposer]
+) -> None:
+    """Steps of several tokens per request while pages leave, come back and are shared."""
+    wanted = texts(make_engine(cpu, "moe", 1), 5)
+    engine = make_engine(cpu, "moe", 2, **tiers)
+    engine.speculator = Speculator(proposer(), LengthOptions(5, fixed=True), None)
+    assert texts(engine, 5) == wanted
+    assert engine.speculator.figures.proposed > 10
     backend: Any = engine.decoder.backend
     backend.check_integrity()
     backend.close()
