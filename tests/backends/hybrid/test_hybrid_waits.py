@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from dropped_sites import Site, SiteDroppingDevice, calls_in_source
-from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, tokens
+from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, one_sequence, tokens
 from tiny_model import moe_spec
 
 from strata.backends.cpu import CpuBackend
@@ -106,6 +106,22 @@ def lent_slots(device: Any) -> bool:
     return all(bool(np.abs(f - w).max() < 1e-4 * w.std()) for f, w in pairs)
 
 
+def best_logits(device: Any) -> bool:
+    """The best two logits of each of two tokens, chosen where they were computed."""
+    store, cpu, ids = CachedStore(DENSE), CpuBackend(threads=1, activations="f32"), tokens(6)
+    plain = Plain.make(cpu, store, DENSE)
+    wanted = [plain.feed(part) for part in (ids[:4], ids[4:])]
+    hybrid = make_hybrid(cpu, store, DENSE, device=device)
+    right = []
+    for part, logits in zip((ids[:4], ids[4:]), wanted, strict=True):
+        batch = one_sequence(part, hybrid.done, hybrid.pages, True)
+        hybrid.done += len(part)
+        best = hybrid.backend.best_logits(hybrid.decoder.forward(batch, hybrid.kv), 2, DENSE.vocab)
+        right.append(best is not None and np.array_equal(best.ids, np.argsort(-logits)[:, :2]))
+    hybrid.close()
+    return all(right)
+
+
 SCENARIOS = {
     "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
     "guessed": decode(ROUTED, (1,) * 8, misses="cpu", slots=4, prefetch=0.0, speeds=FAST_BUS),
@@ -121,6 +137,7 @@ SCENARIOS = {
     "a page copied at the host": copied_page,
     "lent slots": lent_slots,
     "both ways": both_ways,
+    "best logits": best_logits,
 }
 
 
