@@ -42,7 +42,7 @@ command = [sys.executable, "-m", "strata", "serve", "demo", "--threads", "1", "-
 command += ["--port", given["--port"], "--host", given["--host"].split(",")[0]]
 command += ["--set", "sampling.temperature=" + given["--temp"], "--set", "sampling.seed=" + given["--seed"]]
 if "--ctx-size" in given:
-    command += ["--context", str(int(given["--ctx-size"]) // slots)]
+    command += ["--context", str(min(int(given["--ctx-size"]) // slots, 2048))]  # the demo model's
 if "--n-predict" in given:
     command += ["--set", "sampling.max_tokens=" + given["--n-predict"]]
 if "--alias" in given:
