@@ -216,7 +216,7 @@ class _Process:
         )
 
     def _on_ready(self) -> None:
-        if self._service.draining:
+        if self._service.draining or self._thread.state is not State.READY:  # it may have died meanwhile
             return
         model = self._service.model
         options = model.engine.options
