@@ -132,7 +132,7 @@ def test_an_unwritable_cache_names_its_option(
 def test_bundled_models_have_names_in_every_command(
     strata: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strata.interfaces.bundled._demo_store", lambda: store)
+    monkeypatch.setattr("strata.interfaces.bundled._demo_store", lambda name: store)
     assert json.loads(strata("inspect", "demo", "--json").out)["path"] == str(store)
     assert strata("verify", "demo").out.endswith("all sound\n")
     assert strata("run", "demo", "--prompt", "x", "-n", "1").code == 0

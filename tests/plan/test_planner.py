@@ -39,7 +39,8 @@ def test_a_device_plan_by_hand() -> None:
     options = PlanOptions(context=1024, chunk=512, reserve=256 * MIB, kv_tier="device")
     plan = make_plan(toy(), machine(device_gib=2), options)
     check(plan, toy())
-    step = (512 + 64) * 40_000 + 64 * (50_000 + 2001) * 4 + 64 * 256
+    best = 2 * 64 * (1 + 13)  # scores and ids: 64 of a row, and of each of its 13 blocks of 4,096
+    step = (512 + 64) * 40_000 + 64 * (50_000 + 2001 + best) * 4 + 64 * 256
     workspace = -(-(step + 2 * 4 * 10 * 10**6) // MIB) * MIB
     assert part(plan, "workspace") == workspace
     assert part(plan, "KV pages") == 32 * 32 * 1000

@@ -26,9 +26,9 @@ def buffers(model: Footprint, room: int | None = None, **asked: int | None) -> i
 
 
 def step_bytes(chunk: int) -> int:
-    """Beside the ring: rows and logits of a step with 64 requests."""
-    rows = (chunk + 64) * QWEN3.activation_bytes
-    return rows + 64 * 4 * (QWEN3.vocab + 2 * QWEN3.hidden + 1) + 64 * 256
+    """Beside the ring: rows, and 64 rows of logits with the 64 best of each, and of its 38 blocks of 4,096."""
+    rows, best = (chunk + 64) * QWEN3.activation_bytes, 2 * 64 * (1 + 38)
+    return rows + 64 * 4 * (QWEN3.vocab + 2 * QWEN3.hidden + 1 + best) + 64 * 256
 
 
 def test_the_longer_attention_takes_the_more_must_fit_meanwhile() -> None:
