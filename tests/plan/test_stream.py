@@ -26,7 +26,7 @@ def buffers(model: Footprint, room: int | None = None, **asked: int | None) -> i
 
 
 def step_bytes(chunk: int) -> int:
-    """Beside the ring: rows, and 64 rows of logits with the 64 best of each, and of its 38 blocks of 4,096."""
+    """Beside the ring: rows, and 64 rows of logits with their 64 best, also by blocks of 4,096."""
     rows, best = (chunk + 64) * QWEN3.activation_bytes, 2 * 64 * (1 + 38)
     return rows + 64 * 4 * (QWEN3.vocab + 2 * QWEN3.hidden + 1 + best) + 64 * 256
 
