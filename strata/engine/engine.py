@@ -264,10 +264,14 @@ class Engine:
         asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
         try:
             return self.speculator.propose(asks)
-        except Exception as error:  # nobody needs a draft: the requests go on without
-            self.speculator = None
-            warnings.warn(f"no more speculative decoding: {error!r}", RuntimeWarning, stacklevel=2)
+        except Exception as error:
+            self._give_up_drafts(error)
             return {}
+
+    def _give_up_drafts(self, error: Exception) -> None:
+        """Nobody needs a draft: the requests go on without."""
+        self.speculator = None
+        warnings.warn(f"no more speculative decoding: {error!r}", RuntimeWarning, stacklevel=3)
 
     def _enough(self, works: Sequence[Work]) -> Enough | None:
         """How many best logits do for all who sample now; None: somebody needs all."""
@@ -357,6 +361,9 @@ class Engine:
         self.metrics.expert_uses.update(self.decoder.routes.used)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
         if self.speculator is not None:
-            self.speculator.measured(step.works, step.kept)
+            try:
+                self.speculator.measured(step.works, step.kept)
+            except Exception as error:  # the step's tokens are sampled: they must reach their requests
+                self._give_up_drafts(error)
         for observe in self.observers:
             observe(step)

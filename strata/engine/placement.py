@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from strata.memory.node_experts import NodeExperts
 from strata.plan.plan import Plan
 from strata.store.formats import ExpertLayout
 from strata.store.reader import Store
-
-if TYPE_CHECKING:
-    from strata.engine.engine import StepDone
 
 _FIRST_LOOKS = (1, 16)
 _LOOK_EVERY = 1024
@@ -99,12 +96,13 @@ class Placement:
         self.moved += sum(check.moved for check in found)
         return found
 
-    def watch(self, observers: list[Callable[[StepDone], None]]) -> None:
-        """Look after the first step, when pages have been touched, and now and then afterwards."""
+    def watch(self, observers: list[Callable[[Any], None]]) -> None:
+        """Look after the first of an engine's steps, when pages have been touched, and now and then
+        afterwards."""
         if self.ranges():
             observers.append(self._after_step)
 
-    def _after_step(self, _: StepDone) -> None:
+    def _after_step(self, _: object) -> None:
         self._steps += 1
         if self._steps not in _FIRST_LOOKS and self._steps % _LOOK_EVERY:
             return

@@ -138,8 +138,8 @@ class Scheduler:
     context: tokens of prompt and answer together, at most. chunk: prompt tokens per step over all
     requests; decoding requests take part in every step, and `budget`, given their number, says how many
     prompt tokens there may be beside them. A request is admitted when its worst case fits the unpromised
-    pages and, with it, at most `max_running` run. most_logits: rows of a step whose logits are wanted: one of
-    everybody who runs, and drafts.
+    pages and, with it, at most `max_running` run. most_logits: rows of a step whose logits are wanted, at
+    most, which a device's memory was cut for: one of everybody who runs, drafts, and scored prompt tokens.
 
     With a `placement` of two tiers the worst cases of all who run fit both tiers together. A step is for
     those whose pages fit the device (most_pages at most): when they grow beyond it, the youngest lose their
@@ -207,9 +207,11 @@ class Scheduler:
             self.pages.publish(request)
         works: list[Work] = []
         budget, all_seated = self._go_on(works, drafts or {})
-        while all_seated and budget > 0 and self._admissible():
-            works.append(self._admit(budget))
+        rows = self.most_logits - sum(work.logit_count for work in works)
+        while all_seated and budget > 0 and rows > 0 and self._admissible():
+            works.append(self._admit(budget, rows))
             budget -= works[-1].count
+            rows -= works[-1].logit_count
         self.placement.end_step()
         return works
 
@@ -225,10 +227,12 @@ class Scheduler:
         """Those who decode, and how many proposed tokens of each the next step may verify.
 
         A step that keeps all of them samples one token more, which must not be beyond the request's last. All
-        together, with a row for everybody who runs, are no more than `most_logits`.
+        together, with a row for everybody who runs and for one who may be admitted, are no more than
+        `most_logits`.
         """
         decoding = [request for request in self.running if request.computed >= len(request.prompt)]
-        share = max(0, self.most_logits - len(self.running)) // max(1, len(decoding))
+        others = len(self.running) + bool(self.waiting)
+        share = max(0, self.most_logits - others) // max(1, len(decoding))
         most = min(MOST_DRAFTED, share)
         rest = ((request, self.worst_case(request) - len(request.tokens) - 1) for request in decoding)
         return [(request, max(0, min(most, room))) for request, room in rest]
@@ -237,17 +241,19 @@ class Scheduler:
         """Work of those who run already. Prompt tokens that are left for others; whether everybody sits."""
         decoding = sum(request.computed >= len(request.prompt) for request in self.running)
         budget = min(self.chunk, self._budget(decoding)) if decoding else self.chunk
+        spare = self.most_logits - len(self.running)  # rows of logits beyond one of everybody
         for request in self.running:
-            count = _next_count(request, budget)
+            count = _next_count(request, budget, 1 + spare)
             if not count:
                 continue
-            draft = tuple(drafts.get(request.request_id, ()))
+            draft = tuple(drafts.get(request.request_id, ()))[:spare]
             if draft and not self.placement.seat(request, request.computed + count + len(draft)):
                 draft = ()
             if not self._seat(request, request.computed + count):
                 return budget, False
             works.append(self._work(request, count, draft=draft))
             budget -= count if works[-1].is_prefill else 0
+            spare -= max(0, works[-1].logit_count - 1)
         return budget, True
 
     def _seat(self, request: Request, tokens: int) -> bool:
@@ -273,17 +279,18 @@ class Scheduler:
         tired = (other for other in self.waiting if self._overtaken[other.request_id] >= MOST_OVERTAKEN)
         return next(tired, None) or min(self.waiting, key=lambda other: other.priority)
 
-    def _admit(self, budget: int) -> Work:
+    def _admit(self, budget: int, rows: int) -> Work:
+        """rows: of logits, at most."""
         request = self._head()
         place = self.waiting.index(request)
         self._overtaken.update(other.request_id for other in self.waiting[:place])
         del self.waiting[place], self._overtaken[request.request_id]
         copy = self.pages.reserve(request, self.worst_case(request))
         self.running.append(request)
-        seated = self.placement.seat(request, request.computed + _next_count(request, budget))
+        seated = self.placement.seat(request, request.computed + _next_count(request, budget, rows))
         assert seated, "there was room for the whole prompt"
         made = None if copy is None else self.placement.copied(request, copy)
-        return self._work(request, _next_count(request, budget), made)
+        return self._work(request, _next_count(request, budget, rows), made)
 
     def _work(
         self, request: Request, count: int, copy: PageCopy | None = None, draft: tuple[int, ...] = ()
@@ -294,9 +301,10 @@ class Scheduler:
         return Work(request, start, count + len(draft), completes, table, copy, draft)
 
 
-def _next_count(request: Request, budget: int) -> int:
-    """Uncomputed tokens of a request that come next: all, but prompt tokens at most `budget`."""
+def _next_count(request: Request, budget: int, rows: int) -> int:
+    """Uncomputed tokens of a request that come next: all, but prompt tokens at most `budget`, and scored ones
+    at most `rows`."""
     remaining = len(request.tokens) - request.computed
     if request.scored:
-        budget = min(budget, SCORED_ROWS)
+        budget = min(budget, SCORED_ROWS, rows)
     return min(remaining, budget) if request.computed < len(request.prompt) else remaining

@@ -6,7 +6,7 @@ import errno
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strata.hardware.numa_calls import NumaCalls
 
@@ -80,7 +80,7 @@ def check_pages(
         moved, stuck = _bring_home(found, calls)
     except OSError as error:
         return PageCheck(found.name, found.nodes, problem=errno.errorcode.get(error.errno or 0, str(error)))
-    return PageCheck(**{**check.__dict__, "moved": moved, "stuck": stuck})
+    return replace(check, moved=moved, stuck=stuck)
 
 
 def _sample(found: PlacedRange, calls: NumaCalls, samples: int) -> PageCheck:

@@ -13,8 +13,7 @@ limits a layer when it is busy for longer than the rest takes. Without a device 
 other.
 
 **Handshakes**: kernel launches, the router's result on its way to the host and the host's share back, copies
-until they start. They are constants below. What is marked "assumed" was never measured by this project;
-nothing here has run on a GPU yet.
+until they start. They are constants below; of "assumed" ones nothing was measured, no GPU has run this yet.
 """
 
 from __future__ import annotations
@@ -186,7 +185,6 @@ class LayerCost:
     """Seconds of one layer that routes, and of one expert in it. The engine fills one in from measured times.
 
     base: before the experts; kv_in, kv_out: of the bus, for KV pages in host memory.
-
     on_*: seconds of one expert in a lane (on_disk: on average of those that are missed). inputs, outputs: the
     host's share on its way there and back. foreseen: fetches need not wait for the router.
     """
@@ -385,9 +383,8 @@ def _busy(
     routed = model.moe_layers
     here = use.misses - fetched
     waits = model.layers * _handshake(placement)
-    work = (
-        base_seconds(model, speeds, placement, step) - waits + _head_seconds(model, speeds, placement, step)
-    )
+    work = base_seconds(model, speeds, placement, step) - waits
+    work += _head_seconds(model, speeds, placement, step)
     kv_in, kv_out = _kv_seconds(model, speeds, placement, step)
     host = routed * here * layer.on_host
     busy: dict[Lane, float] = {"host": host, "disk": routed * use.misses * layer.on_disk, "handshakes": waits}

@@ -50,7 +50,7 @@ def choose_nodes(hardware: HardwareProfile, options: PlanOptions) -> NodeChoice:
     threads = _by_node(used, chosen)
     homes = _homes(used, threads) if numa else ()
     several = len(homes) > 1
-    warnings += [*chosen.warnings, *(_far_device(used, homes) if several or numa else ())]
+    warnings += [*chosen.warnings, *(_far_device(used, homes) if numa else ())]
     one_asked = bool(options.nodes) and numa and len(hardware.nodes) > 1
     bound = homes if several or one_asked else ()
     return NodeChoice(used, threads, bound, (chosen.bind and numa) or bool(bound), tuple(warnings))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.backends.cuda.experts import Tables
+from strata.backends.cuda.expert_tables import Tables
 from strata.backends.cuda.experts import _require as require_experts
 from strata.backends.cuda.sources import kernel_source
 from strata.backends.hybrid.kernel_set import ExpertGroup

@@ -51,6 +51,43 @@ def test_prompts_go_in_chunks_beside_running_requests() -> None:
     assert step(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 1, True)]
 
 
+@settings(max_examples=200)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.booleans()), max_size=12),
+    most_logits=st.integers(8, 24),
+    drafted=st.integers(0, 16),
+)
+def test_no_step_wants_more_logits_than_there_is_room_for(
+    arrivals: list[tuple[int, int, bool]], most_logits: int, drafted: int
+) -> None:
+    """Arrivals: steps before it, prompt tokens, whether they are scored. Drafts are as long as allowed."""
+    scheduler = Scheduler(KvPages(100, PAGE), 64, 10, 8, most_logits=most_logits)
+
+    def go_on() -> None:
+        drafts = {r.request_id: [1] * min(drafted, room) for r, room in scheduler.draft_rooms()}
+        works = scheduler.schedule(drafts)
+        assert works and sum(work.logit_count for work in works) <= most_logits
+        for work in works:  # no proposed token is accepted
+            request = work.request
+            request.computed += work.count - len(work.draft)
+            if work.completes:
+                request.tokens.append(1)
+            if len(request.tokens) >= scheduler.worst_case(request):
+                scheduler.remove(request)
+
+    for number, (steps, prompt, scored) in enumerate(arrivals):
+        for _ in range(steps):
+            if scheduler.running or scheduler.waiting:
+                go_on()
+        request = make_request(f"r{number}", prompt)
+        request.scored = scored
+        scheduler.add(request)
+    for _ in range(600):
+        if scheduler.running or scheduler.waiting:
+            go_on()
+    assert not scheduler.running and not scheduler.waiting
+
+
 def test_first_come_first_served() -> None:
     """A small request does not overtake a large one that waits for pages: that one would wait for ever."""
     scheduler = make_scheduler(pages=8)

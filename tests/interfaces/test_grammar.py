@@ -111,6 +111,24 @@ def test_the_end_is_allowed_only_where_the_grammar_ends(
     assert set(np.flatnonzero(following.allowed(tokenizer.encode("123/")))) == tokenizer.stop_ids
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("a/b", "a/b"),
+        (r"a\/b", "a/b"),
+        (r"a\\/b", "a\\/b"),
+        ("a\nb", "a\nb"),
+        ("a\\\nb", "a\nb"),
+        ("[/]", "/"),
+    ],
+)
+def test_slashes_and_line_breaks_in_regular_expressions(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, pattern: str, text: str
+) -> None:
+    """As they are, and escaped, as JavaScript has to write slashes."""
+    assert written(tokenizer, constraint(compiler, regex(pattern)), 0) == text
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30), places=st.lists(st.integers(0, 200), min_size=1, max_size=12))
 def test_positions_may_be_asked_in_any_order(

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.config import Override, load_config
-from strata.errors import UsageError
+from strata.errors import StrataError, UsageError
 from strata.interfaces.cli import run
 from strata.interfaces.hardware import hardware, remembered_machine
 from strata.interfaces.planning import plan_model
 from strata.interfaces.systemd.describe import describe, nodes_of
+from strata.interfaces.systemd.installation import Installation
 from strata.interfaces.systemd.unit import MARK, Nodes, UnitSpec, quoted, unit_text
 
 _TWO_SOCKETS = "rtx3090-2x-e5-2680v4"
@@ -194,6 +195,13 @@ def test_install_status_uninstall(
     asked = systemctl.read_text().splitlines()
     assert asked[:3] == started and asked[3:6] == started
     assert asked[-2:] == ["--user disable --now talk.service", "--user daemon-reload"]
+
+
+def test_a_start_that_takes_longer_than_systemctl_is_waited_for(systemctl: Path, tmp_path: Path) -> None:
+    """A first start imports the model for minutes; that is no crash of this command."""
+    (tmp_path / "bin" / "systemctl").write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(StrataError, match=r"(?s)restart strata\.service has not come back.*service status"):
+        Installation("strata", own=True, seconds=0.1).control("restart", "strata.service")
 
 
 def test_somebody_elses_unit_stays(config_file: Path, systemctl: Path, tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from strata.backends.cuda import launch_shapes, prefill_shapes
+from strata.backends.cuda.expert_tables import Tables
 from strata.backends.cuda.kernels import NULL
 from strata.backends.cuda.launches import Launcher, Operand
 from strata.backends.cuda.linear import pack_launch
@@ -14,9 +14,6 @@ from strata.backends.hybrid.kernel_set import ExpertGroup
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.store.formats import UNIT_COLS
-
-if TYPE_CHECKING:
-    from strata.backends.cuda.experts import Tables
 
 Packed = tuple[Buffer, Buffer | None]
 """bf16 values and, for formats with a minimum, totals (csrc/cuda/pack_activations.cu)."""

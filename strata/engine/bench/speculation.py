@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Limits
+from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.engine.speculative.draft_length import LengthOptions
@@ -70,7 +68,7 @@ class ScriptedTokens(Sampler):
         super().__init__(SamplingParams(temperature=0.0), valid_tokens)
         self._prompt, self._script = prompt, script
 
-    def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int:
+    def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """The script's token at this place."""
         return self._script[len(tokens) - self._prompt]
 

@@ -105,7 +105,8 @@ class Speculator:
         prompts = [work.request for work in works if work.is_prefill]
         if not prompts:
             self._account(works, kept, end)
-        self.proposer.follow(prompts)
+        # A request may end with its first token: it is forgotten already, and nobody would free its pages.
+        self.proposer.follow([request for request in prompts if request.finish_reason is None])
         self.figures.draft_seconds += self._clock() - end
 
     def forget(self, request_id: str) -> None:

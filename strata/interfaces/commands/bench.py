@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from strata.config import Override, load_config
+from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.recording_options import timeline_option
 
@@ -97,34 +97,51 @@ def command(
       strata bench stores/qwen3-30b --ops -p 0 -n 32 -s 1
       strata bench demo --speculative -md demo-draft -n 256
     """
-    if as_csv and as_json:
-        raise UsageError("--csv and --json were both given", remedy="choose one")
-    overrides = [Override.parse(item) for item in settings]
-    overrides += [Override("model.path", model, "MODEL")] if model else []
-    overrides += [Override("backend.threads", threads, "--threads")] if threads else []
-    overrides += [Override("speculative.draft", draft, "--model-draft")] if draft else []
-    config = load_config(config_file, overrides)
-    if not config.model.path:
-        raise UsageError("no model is given", remedy="strata bench demo, or a store's path")
+    form = _form(as_csv, as_json)
+    config = _config(config_file, settings, model, threads, draft)
     if speculative:
         _compare_drafts(config, max(generate), repetitions, as_json)
         return
     if dry_launch:
         _count_launches(config, streams, launch_us / 1e6, as_json)
         return
-    from strata.engine.bench.figures import plan_cases
     from strata.interfaces.benchmark import Benchmark
 
-    cases = plan_cases(prompts, generate, depths or [0, 4096], streams)
-    if not cases:
-        raise UsageError("nothing to measure: -p and -n are 0", remedy="e.g. -p 512 -n 128")
+    cases = _cases(prompts, generate, depths or [0, 4096], streams)
     bench = Benchmark(config, cases, ops=ops, seed=seed)
-    form = "csv" if as_csv else "json" if as_json else "md"
     _introduce(bench, form)
     if not no_warmup:
         bench.warm_up()
     with bench.recording(timeline):
         _report(bench, repetitions, form)
+
+
+def _form(as_csv: bool, as_json: bool) -> str:
+    if as_csv and as_json:
+        raise UsageError("--csv and --json were both given", remedy="choose one")
+    return "csv" if as_csv else "json" if as_json else "md"
+
+
+def _config(
+    file: str | None, settings: tuple[str, ...], model: str | None, threads: str | None, draft: str | None
+) -> Config:
+    overrides = [Override.parse(item) for item in settings]
+    overrides += [Override("model.path", model, "MODEL")] if model else []
+    overrides += [Override("backend.threads", threads, "--threads")] if threads else []
+    overrides += [Override("speculative.draft", draft, "--model-draft")] if draft else []
+    config = load_config(file, overrides)
+    if not config.model.path:
+        raise UsageError("no model is given", remedy="strata bench demo, or a store's path")
+    return config
+
+
+def _cases(prompts: list[int], generate: list[int], depths: list[int], streams: list[int]) -> list[Any]:
+    from strata.engine.bench.figures import plan_cases
+
+    cases = plan_cases(prompts, generate, depths, streams)
+    if not cases:
+        raise UsageError("nothing to measure: -p and -n are 0", remedy="e.g. -p 512 -n 128")
+    return cases
 
 
 def _compare_drafts(config: Any, tokens: int, repeats: int, as_json: bool) -> None:

@@ -6,6 +6,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,4 +104,13 @@ def choice(texts: Sequence[str]) -> Grammar:
 
 def regex(pattern: str) -> Grammar:
     """Texts that match as a whole, in the syntax of Rust's crate `regex`: no look-around, no references."""
-    return Grammar(lark="start: /" + pattern.replace("/", r"\/").replace("\n", r"\n") + "/")
+    return Grammar(lark=f"start: /{_SPECIAL.sub(_in_slashes, pattern)}/")
+
+
+_SPECIAL = re.compile(r"\\(?s:.)|/|\n")
+"""What may mean something else between slashes: escaped characters, slashes, line breaks."""
+
+
+def _in_slashes(found: re.Match[str]) -> str:
+    """Escaped once: another backslash before an escaped slash would end the expression there."""
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])

@@ -15,15 +15,17 @@ from strata.interfaces.systemd.unit import MARK
 _SYSTEM_UNITS = Path("/etc/systemd/system")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SHOWN = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "Result")
-_SECONDS = 120  # for systemctl: stopping waits for running answers
+_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The unit of one name. own: in the user's own manager, not the system's."""
+    """The unit of one name. own: in the user's own manager, not the system's. seconds: for what systemctl is
+    told, which waits for running answers when it stops and for the model when it starts."""
 
     name: str
     own: bool
+    seconds: float = _SECONDS
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name.endswith(".service"):
@@ -74,10 +76,17 @@ class Installation:
         if program is None or not self.managed():
             return None
         command = [program, *(["--user"] if self.own else []), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        shown = " ".join(["systemctl", *command[1:]])
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.seconds)
+        except subprocess.TimeoutExpired:  # the manager goes on without who asked it
+            raise StrataError(
+                f"{shown} has not come back after {self.seconds:g} s: a first start imports the model",
+                remedy="strata service status says how far it is",
+            ) from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip()
-            raise StrataError(f"{' '.join(['systemctl', *command[1:]])} failed: {said}")
+            raise StrataError(f"{shown} failed: {said}")
         return done.stdout
 
     def managed(self) -> bool:

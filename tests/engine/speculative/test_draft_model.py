@@ -10,7 +10,7 @@ from engines import GREEDY, make_engine, prompt_of
 from test_exact import LONG, facts, requests, run
 from tiny_model import VOCAB, TinyStore, moe_spec
 
-from strata.core import Request, SamplingParams
+from strata.core import FinishReason, Request, SamplingParams
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.engine.speculative.draft_length import LengthOptions
@@ -83,6 +83,23 @@ def test_an_abort_frees_the_pages_of_the_draft(cpu_decoders: dict[str, Decoder],
     assert draft.pages.free == draft.pages.total
 
 
+def test_a_request_that_ends_with_its_first_token_leaves_no_pages(
+    cpu_decoders: dict[str, Decoder], other: Decoder
+) -> None:
+    """Its prompt was computed in the very step that ended it."""
+    (first,) = make_engine(cpu_decoders["moe"]).generate(
+        Request("plain", prompt_of(5), replace(GREEDY, max_tokens=1))
+    )
+    engine = with_draft(cpu_decoders["moe"], other)
+    assert engine.speculator is not None
+    draft = engine.speculator.proposer
+    assert isinstance(draft, DraftModel)
+    stopped = Request("stopped", prompt_of(5), GREEDY, frozenset((first,)))
+    assert list(engine.generate(stopped)) == [] and stopped.finish_reason is FinishReason.STOP
+    engine.check_integrity()
+    assert draft.pages.free == draft.pages.total
+
+
 def test_what_does_not_fit_goes_on_without_drafts(cpu_decoders: dict[str, Decoder], other: Decoder) -> None:
     """Pages for one request of three; a context shorter than the prompt; the texts are whole all the same."""
     for pages, context in ((6, 64), (100, 16)):
@@ -106,12 +123,13 @@ def test_a_turn_of_a_conversation_shares_the_pages_of_the_last(cpu_decoders: dic
     draft.forget("two")
 
 
+@pytest.mark.parametrize("method", ["propose", "follow"])
 def test_a_draft_that_fails_ends_speculation_and_no_request(
-    cpu_decoders: dict[str, Decoder], other: Decoder, monkeypatch: pytest.MonkeyPatch
+    cpu_decoders: dict[str, Decoder], other: Decoder, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     engine = with_draft(cpu_decoders["moe"], other)
     assert engine.speculator is not None
-    monkeypatch.setattr(engine.speculator.proposer, "propose", lambda asks: 1 / 0)
+    monkeypatch.setattr(engine.speculator.proposer, method, lambda _: 1 / 0)
     plain = list(make_engine(cpu_decoders["moe"]).generate(Request("a", prompt_of(5), GREEDY)))
     with pytest.warns(RuntimeWarning, match="no more speculative decoding"):
         assert list(engine.generate(Request("a", prompt_of(5), GREEDY))) == plain
