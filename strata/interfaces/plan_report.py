@@ -180,7 +180,7 @@ def _remarks(plan: Plan, machine: HardwareProfile) -> Iterator[str]:
     if assumed:
         yield f"not measured: {', '.join(assumed)}"
     if plan.device:
-        yield "A run leaves the card idle (its kernels do not exist yet), and none of this was run on a GPU."
+        yield "A run leaves the card idle unless device.use is cuda, and none of this was run on a GPU."
     for text in plan.warnings:
         yield f"warning: {printable(text)}"
     for text in plan.notes:
