@@ -44,10 +44,11 @@ def speculation(answer: Answer) -> list[str]:
     if speculator is None or not speculator.figures.proposed:
         return []
     found = speculator.figures
-    share = f", {found.draft_share:.0%} of the time for drafts" if not speculator.proposer.free else ""
+    free = speculator.proposer.free
+    share = "" if free else f", {100 * found.draft_share:.0f} % of the time for drafts"
     return [
-        f"drafts   {found.tokens_per_forward:.2f} tokens per pass, {found.acceptance:.0%} of tested tokens "
-        f"accepted ({speculator.proposer.name}), {found.mean_length:.1f} proposed on average{share}"
+        f"drafts   {found.tokens_per_forward:.2f} tokens per pass, {100 * found.acceptance:.0f} % of tested "
+        f"tokens accepted ({speculator.proposer.name}), {found.mean_length:.1f} proposed on average{share}"
     ]
 
 
