@@ -11,5 +11,9 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 [ -n "${PYTHON:-}" ] || [ ! -x .venv/bin/python ] || python=.venv/bin/python
 export PYTHONPATH="$PWD:$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+if ! "$python" -c 'import strata._C' 2>/dev/null && ! "$python" -c 'import pybind11, setuptools' 2>/dev/null; then
+  echo "$python lacks what builds the extension: $python -m pip install -r scripts/device_check/requirements.txt" >&2
+  exit 2
+fi
 "$python" -c 'import strata._C' 2>/dev/null || timeout 240 "$python" setup.py -q build_ext --inplace
 exec "$python" -m device_check "$@"

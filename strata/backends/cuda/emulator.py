@@ -156,7 +156,8 @@ def _runtime_key() -> str:
     folder = _CSRC / "emu"
     if not folder.is_dir():
         raise HardwareError(
-            "the emulator's sources (csrc/emu) are not installed", remedy="run it from a checkout of Strata"
+            "the emulator's sources (csrc/emu) are not installed",
+            remedy="pip install -e . in a checkout of Strata",
         )
     texts = [path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())]
     return _digest([*texts, *_RUNTIME])
