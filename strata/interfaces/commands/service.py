@@ -18,7 +18,7 @@ def command() -> None:
 
     \b
     Examples:
-      strata service install --config server.yaml --print
+      strata service install --config server.yaml --user --print
       sudo strata service install --config /etc/strata.yaml --run-as strata --now
       strata service install --config server.yaml --user --now
     """
