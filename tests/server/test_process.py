@@ -21,6 +21,8 @@ from strata.memory.trace import TraceFile
 
 openai = pytest.importorskip("openai")
 
+_HANGS = 120.0  # seconds after which a process does: a busy machine needs many for a start
+
 
 class Server:
     """A running `strata serve`."""
@@ -41,8 +43,8 @@ class Server:
         for line in self.process.stderr:
             self.lines.append(line)
 
-    def wait_for(self, word: str, seconds: float = 30) -> str:
-        end = time.monotonic() + seconds
+    def wait_for(self, word: str) -> str:
+        end = time.monotonic() + _HANGS
         while time.monotonic() < end:
             for line in list(self.lines):
                 if f" {word} " in line or line.strip().endswith(f" {word}"):
@@ -53,13 +55,13 @@ class Server:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def exit_code(self, seconds: float) -> int:
-        code = self.process.wait(seconds)
+    def exit_code(self) -> int:
+        code = self.process.wait(_HANGS)
         self._reader.join(5)
         return code
 
     def client(self, key: str = "none") -> Any:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=_HANGS)
 
     def stream(self, **changes: Any) -> Any:
         messages = [{"role": "user", "content": "Count"}]
@@ -115,9 +117,9 @@ def test_the_official_client(start: Start) -> None:
         server.client("wrong").models.list()
     with client.chat.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}) as endless:
         next(iter(endless))
-    server.wait_for("outcome=aborted", 5)
+    server.wait_for("outcome=aborted")
     server.signal(signal.SIGTERM)
-    assert server.exit_code(10) == 0
+    assert server.exit_code() == 0
 
 
 def test_what_is_recorded_while_serving_is_whole_at_the_end(start: Start, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_what_is_recorded_while_serving_is_whole_at_the_end(start: Start, tmp_pa
     for _ in range(2):
         assert len(list(server.stream(max_tokens=4))) > 1
     server.signal(signal.SIGTERM)
-    assert server.exit_code(10) == 0
+    assert server.exit_code() == 0
     recorded = TraceFile(trace)
     sequences = {access.sequence for access in recorded}
     assert len(sequences) >= 3 and sequences == set(range(1, len(sequences) + 1)) and not recorded.torn
@@ -144,7 +146,7 @@ def test_a_process_whose_engine_dies_exits_with_1() -> None:
         "from strata.interfaces.cli import run\n"
         "sys.exit(run(['serve', 'demo', '--port', '0', '--threads', '1']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_HANGS)
     assert done.returncode == 1, done.stderr
     assert "the engine has stopped" in done.stderr and "Traceback" not in done.stderr
 
@@ -160,7 +162,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_requests(start: Start) -> Non
     assert refused.value.status_code == 503
     *_, last = stream
     assert last.choices[0].finish_reason == "length"
-    assert server.exit_code(10) == 0
+    assert server.exit_code() == 0
 
 
 def test_streams_that_take_too_long_end_with_an_error(start: Start) -> None:
@@ -170,7 +172,7 @@ def test_streams_that_take_too_long_end_with_an_error(start: Start) -> None:
     server.signal(signal.SIGINT)
     with pytest.raises(openai.APIError, match="shutting down"):
         list(stream)
-    assert server.exit_code(10) == 0
+    assert server.exit_code() == 0
 
 
 def test_a_second_signal_stops_at_once(start: Start) -> None:
@@ -179,13 +181,13 @@ def test_a_second_signal_stops_at_once(start: Start) -> None:
     server.signal(signal.SIGTERM)
     server.wait_for("stopping")
     server.signal(signal.SIGTERM)
-    assert server.exit_code(10) == 128 + signal.SIGTERM
+    assert server.exit_code() == 128 + signal.SIGTERM
 
 
 def test_sigterm_while_loading(start: Start) -> None:
     server = start(ready=False)
     server.signal(signal.SIGTERM)
-    assert server.exit_code(5) == 0
+    assert server.exit_code() == 0
 
 
 def test_a_used_port(tmp_path: Any) -> None:
@@ -193,13 +195,13 @@ def test_a_used_port(tmp_path: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         command = [sys.executable, "-m", "strata", "serve", str(tmp_path / "none"), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_HANGS)
     assert done.returncode == 2 and f"port {port}" in done.stderr and "none" not in done.stderr
 
 
 def test_a_model_that_is_not_there(tmp_path: Any) -> None:
     command = [sys.executable, "-m", "strata", "serve", str(tmp_path / "none"), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_HANGS)
     assert done.returncode == 2 and "no such file" in done.stderr and "Traceback" not in done.stderr
 
 
