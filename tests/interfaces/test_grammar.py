@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 from grammar_answers import written
+from hangs import SECONDS, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +180,57 @@ def test_schemas_that_nothing_can_follow_are_refused_with_a_reason(
     schema = given if isinstance(given, dict) and name in given else {name: given}
     with pytest.raises(RequestError, match=r"the grammar cannot be used: .{10}"):
         constraint(compiler, Grammar(schema=schema))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(schema={"type": "integer", "multipleOf": 10_000_019}),
+        Grammar(schema={"type": "number", "multipleOf": 1_000_003e-6}),
+        Grammar(schema={"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}),
+        Grammar(lark='start: %json {"type": "integer", "multipleOf": 10000019}'),
+    ],
+)
+def test_multiples_that_would_take_minutes_are_refused(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with soon(), pytest.raises(RequestError, match=r"multipleOf .* 100000 are allowed"):
+        constraint(compiler, grammar)
+
+
+@pytest.mark.parametrize("multiple", [0.01, 0.5, 7, 100, 10**4])
+def test_usual_multiples_are_taken(compiler: GrammarCompiler, multiple: float) -> None:
+    with soon():
+        constraint(compiler, Grammar(schema={"type": "number", "multipleOf": multiple, "maximum": 10**9}))
+
+
+def test_a_reason_is_short(compiler: GrammarCompiler) -> None:
+    """The library's words may repeat the pattern."""
+    with pytest.raises(RequestError) as caught:
+        constraint(compiler, regex("(" * 60_000 + ")" * 60_000))
+    assert len(str(caught.value)) < 700
+
+
+def test_what_is_known_does_not_wait_for_what_is_compiled(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = compiler.alone(choice(["yes", "no"]))
+    compiler.compile(known)
+    begun, go_on = threading.Event(), threading.Event()
+    original = compiler._matcher
+
+    def slow(source: str) -> Any:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return original(source)
+
+    monkeypatch.setattr(compiler, "_matcher", slow)
+    other = threading.Thread(target=compiler.compile, args=(compiler.alone(choice(["maybe"])),))
+    other.start()
+    assert begun.wait(SECONDS)
+    assert compiler.compile(known).allowed([]).any()
+    assert other.is_alive()
+    go_on.set()
+    other.join(SECONDS)
+    assert not other.is_alive()
 
 
 def test_lenient_schemas_hold_as_far_as_grammars_go(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoint import SPECIAL, _tokenizer
 
+from strata.errors import RequestError
 from strata.interfaces.grammar.compiler import GrammarCompiler, LlguidanceConstraint
 from strata.interfaces.grammar.source import Grammar
 from strata.interfaces.server.formats.answer_grammar import Calls, answer_source
@@ -156,3 +157,12 @@ def test_gpt_oss_may_think_twice_before_it_answers() -> None:
         assert following.legal([], ids) == len(ids)
     wrong = compiler._tokenizer.encode("<|channel|>final<|message|>no", special=True)
     assert following.legal([], wrong) == len(wrong) - 2
+
+
+@pytest.mark.parametrize("required", [5, "count", [["count"]], [None]])
+def test_required_that_is_no_list_of_names_is_refused(
+    family: AnswerFormat, compiler: GrammarCompiler, required: object
+) -> None:
+    functions = [{"name": "measure", "parameters": {**PARAMETERS, "required": required}}]
+    with pytest.raises(RequestError):
+        constraint(compiler, family, calls=Calls(functions, several=False))

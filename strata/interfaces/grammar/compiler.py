@@ -25,6 +25,8 @@ MAX_GBNF = 16 << 10
 """Of one in GBNF. Python code turns it into Lark in quadratic time: 63,000 characters took 13 s."""
 _LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|start[ \t]*:)")
 """What only Lark has. Linear in the text, unlike the library's own."""
+_REASON = 500
+"""Characters of the library's reason: it may repeat the whole grammar."""
 _KEPT = 32
 """Compiled grammars that are kept: agents send the same tools with every turn."""
 
@@ -38,7 +40,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of `_compiled` and what is in it; never held for long
+        self._compiling = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def rules(self) -> Rules:
@@ -58,18 +61,28 @@ class GrammarCompiler:
 
     def compiled(self, source: str) -> Callable[[], LlguidanceConstraint]:
         """Makes constraints, one for each request. Raises RequestError with the library's reason."""
-        with self._lock:
-            matcher = self._compiled.get(source)
-            if matcher is None:
-                matcher = self._compiled[source] = self._matcher(source)
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(source)
+        matcher = self._known(source)
+        if matcher is None:
+            with self._compiling:  # what is known already does not wait for this
+                matcher = self._known(source) or self._keep(source, self._matcher(source))
         return lambda: self._copy(matcher)
 
     def compile(self, source: str) -> LlguidanceConstraint:
         """One constraint. Raises what `compiled` raises."""
         return self.compiled(source)()
+
+    def _known(self, source: str) -> LLMatcher | None:
+        with self._lock:
+            if source in self._compiled:
+                self._compiled.move_to_end(source)
+            return self._compiled.get(source)
+
+    def _keep(self, source: str, matcher: LLMatcher) -> LLMatcher:
+        with self._lock:
+            self._compiled[source] = matcher
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return matcher
 
     def _copy(self, matcher: LLMatcher) -> LlguidanceConstraint:
         with self._lock:
@@ -172,7 +185,11 @@ def _common(first: list[int], second: list[int]) -> int:
 def _reason(matcher: LLMatcher) -> str:
     """The library's words in one line; its word for a dead end says little."""
     text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-    return "no answer follows it" if text.startswith("NoExtension") else text
+    return "no answer follows it" if text.startswith("NoExtension") else _short(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _REASON else text[: _REASON - 4] + " ..."
 
 
 def free_grammar(text: str) -> Grammar:
@@ -185,4 +202,4 @@ def free_grammar(text: str) -> Grammar:
     try:
         return Grammar(lark=text if most == MAX_WRITTEN else gbnf_to_lark(text))
     except Exception as error:  # whatever the library's parser meets
-        raise RequestError(f"the grammar cannot be read: {' '.join(str(error).split())}") from error
+        raise RequestError(f"the grammar cannot be read: {_short(' '.join(str(error).split()))}") from error

@@ -62,6 +62,13 @@ def harmony_terms(rules: Rules, function: Mapping[str, Any], source: str = "") -
     return f"{marks[0]} {header} {marks[1]} {quoted('json')} {marks[2]} {arguments(rules, function)}"
 
 
+def _required(schema: Mapping[str, Any], function: str) -> frozenset[str]:
+    names = schema.get("required") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RequestError(f"tools: `required` of function {function!r} is no list of names")
+    return frozenset(names)
+
+
 @dataclass(frozen=True)
 class KeyedTexts:
     """What is written around names and values; `{}` stands for the name.
@@ -79,7 +86,7 @@ class KeyedTexts:
         """Every required argument and any of the others, in the schema's order."""
         schema: Mapping[str, Any] = function.get("parameters") or _NOTHING
         properties = schema.get("properties")
-        required = frozenset(schema.get("required") or ())
+        required = _required(schema, function["name"])
         terms = [self._literal(rules, self.begin, function["name"])]
         for name, value in (properties if isinstance(properties, dict) else {}).items():
             argument = f"{self._literal(rules, self.argument, name)} {self._value(rules, schema, value)}"
