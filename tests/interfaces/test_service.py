@@ -22,6 +22,7 @@ from strata.interfaces.hardware import hardware, remembered_machine
 from strata.interfaces.planning import plan_model
 from strata.interfaces.systemd.describe import describe, nodes_of
 from strata.interfaces.systemd.installation import Installation
+from strata.interfaces.systemd.notify import Notifier
 from strata.interfaces.systemd.unit import MARK, Nodes, UnitSpec, quoted, unit_text
 
 _TWO_SOCKETS = "rtx3090-2x-e5-2680v4"
@@ -164,6 +165,34 @@ def test_a_command_line_comes_back_as_it_was(words: list[str]) -> None:
     """shlex reads quotes and backslashes as systemd does inside double quotes; then % and $ are halved."""
     found = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(quoted(words))]
     assert found == words
+
+
+def test_dollars_are_doubled_where_systemd_reads_variables_only() -> None:
+    text = unit_text(spec(write=(Path("/srv/$cache"),)))
+    assert '"-/srv/$cache"' in text
+    assert quoted(["run", "$HOME"]) == 'run "$$HOME"'
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    installation = Installation("strata", own=True)
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:1])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        installation.write(f"{MARK}\n")
+    assert list(installation.file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("microseconds", ["9" * 5000, "9" * 400, "-1", "x", "\u0661"])
+def test_a_watchdog_time_that_is_none_is_left_alone(microseconds: str) -> None:
+    assert Notifier.from_environment({"WATCHDOG_USEC": microseconds}).watchdog_seconds is None
 
 
 def test_a_models_name_adds_no_lines() -> None:

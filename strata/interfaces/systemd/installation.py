@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -49,15 +50,17 @@ class Installation:
     def write(self, text: str) -> None:
         """Replace what an earlier install wrote. UsageError for somebody else's unit of that name."""
         self._require_ours()
+        partial = self.file.with_suffix(".partial")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.file.with_suffix(".partial")
             partial.write_text(text, encoding="utf-8")
             partial.replace(self.file)
-        except PermissionError as error:
-            raise UsageError(
-                f"{self.file}: {error.strerror}", remedy="sudo for a system service, or --user"
-            ) from None
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            denied = isinstance(error, PermissionError)
+            remedy = "sudo for a system service, or --user" if denied else "make room or choose --user"
+            raise UsageError(f"{self.file}: {error.strerror}", remedy=remedy) from None
 
     def require_installed(self) -> None:
         """UsageError when there is no such unit, or when it is somebody else's."""

@@ -8,6 +8,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 _MICRO = 1_000_000
+_DIGITS = 20
+"""Of a 64-bit number, which is what systemd writes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Notifier:
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")
         watched = environment.pop("WATCHDOG_PID", str(os.getpid()))
-        ours = watched == str(os.getpid()) and microseconds.isascii() and microseconds.isdecimal()
+        sound = microseconds.isascii() and microseconds.isdecimal() and len(microseconds) <= _DIGITS
+        ours = watched == str(os.getpid()) and sound
         seconds = int(microseconds) / _MICRO if ours else 0.0
         return cls(address, seconds or None)
 

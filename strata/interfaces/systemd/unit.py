@@ -76,7 +76,7 @@ def quoted(words: Sequence[str]) -> str:
 
     Raises UsageError for control characters.
     """
-    return " ".join(_quoted(word) for word in words)
+    return " ".join(_quoted(word).replace("$", "$$") for word in words)  # Exec lines know variables
 
 
 def _one_line(text: str) -> str:
@@ -87,8 +87,8 @@ def _one_line(text: str) -> str:
 def _quoted(word: str) -> str:
     if not word.isprintable():
         raise UsageError(f"{word!r}: control characters in a path", remedy="rename it")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    plain = escaped == word and word and not any(c.isspace() or c in "';" for c in word)
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    plain = escaped == word and word and not any(c.isspace() or c in "$';" for c in word)
     return word if plain else f'"{escaped}"'
 
 
