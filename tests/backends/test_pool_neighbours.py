@@ -14,7 +14,7 @@ import pytest
 
 from strata.backends.isa import extension
 
-ROUNDS = 200
+ROUNDS, TRIES = 100, 7
 MOST = 3
 """Times the CPU time that one worker takes, per worker. Measured: 1.5. Spinning 0.2 ms before every sleep, as
 the pool may where nobody is waiting for the CPU, would make it 4 to 6."""
@@ -44,7 +44,11 @@ def seconds_per_op(cpus: list[int], bind: bool) -> float:
     x = np.ones((64, 1024), dtype=np.float32)
     y, weight = np.empty_like(x), np.ones(1024, dtype=np.float32)
     native.rms_norm(cpu, x, weight, y, 1e-6)  # touches the memory
-    begin = time.process_time()
-    for _ in range(ROUNDS):
-        native.rms_norm(cpu, x, weight, y, 1e-6)
-    return (time.process_time() - begin) / ROUNDS
+
+    def once() -> float:
+        begin = time.process_time()
+        for _ in range(ROUNDS):
+            native.rms_norm(cpu, x, weight, y, 1e-6)
+        return (time.process_time() - begin) / ROUNDS
+
+    return min(once() for _ in range(TRIES))  # other programs only ever add to it
