@@ -117,9 +117,10 @@ def _card_problems(pci: tuple[str, ...], driver: str, facts: DriverFacts | None)
             "nvidia-smi should list the card; after a driver's update: reboot",
         )
     elif not OLDEST_COMPUTE <= facts.cards[0].compute <= NEWEST_COMPUTE:
-        found = ".".join(map(str, facts.cards[0].compute))
+        versions = facts.cards[0].compute, OLDEST_COMPUTE, NEWEST_COMPUTE
+        found, oldest, newest = (".".join(map(str, version)) for version in versions)
         yield Missing(
-            f"{facts.cards[0].name} has compute capability {found}, the kernels are for 8.0 to 9.0",
+            f"{facts.cards[0].name} has compute capability {found}, the kernels are for {oldest} to {newest}",
             "set device.use to none",
         )
 

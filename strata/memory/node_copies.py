@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from strata.core import ExpertId
-from strata.hardware.page_check import PlacedRange
-from strata.memory.host_arena import HostArena, System, host_arena
-from strata.memory.node_experts import Bytes, check_room
+from strata.memory.host_arena import System
+from strata.memory.node_arenas import Bytes, NodeArenas, Pieces
 from strata.store.formats import ExpertLayout
 
 
-class NodeCopies:
+class NodeCopies(NodeArenas):
     """One arena on each node with all experts or the hottest; a record is copied when it is first asked for.
 
     Slices on their own nodes (`NodeExperts`) read as fast and take the memory once: this is for stores that
@@ -30,7 +29,6 @@ class NodeCopies:
         hot: Collection[ExpertId] | None = None,
     ) -> None:
         """As for NodeExperts. hot: those that are copied, None = all; the others stay where they are."""
-        self.nodes = tuple(nodes)
         self._sizes = {layer: layout.record_bytes for layer, layout in layouts.items()}
         self._record = record
         every = (ExpertId(layer, index) for layer in layouts for index in range(experts))
@@ -39,41 +37,21 @@ class NodeCopies:
         for expert in every if hot is None else sorted(hot):
             self._starts[expert] = size
             size += self._sizes[expert.layer]
-        check_room(self.nodes, [size] * len(self.nodes), free or {})
-        self.arenas: tuple[HostArena, ...] = tuple(
-            host_arena(size, [node], system, strict=True) for node in nodes
-        )
-        self._placed: dict[ExpertId, tuple[Bytes, ...]] = {}
+        super().__init__(nodes, [size] * len(nodes), free, system)
 
-    def pieces(self, expert: ExpertId) -> tuple[Bytes, ...] | Bytes:
+    def pieces(self, expert: ExpertId) -> Pieces | Bytes:
         """The record on every node, u8 [record_bytes] each; read-only, and they stay. One that is not copied:
         the record."""
         if expert not in self._starts:
             return self._record(expert)
-        found = self._placed.get(expert)
-        if found is None:
-            found = self._placed[expert] = self._place(expert)
-        return found
+        return self._kept(expert)
 
     @property
     def copies(self) -> int:
         """Of each expert."""
         return len(self.nodes)
 
-    @property
-    def placed(self) -> int:
-        """Experts that were asked for so far."""
-        return len(self._placed)
-
-    def ranges(self) -> list[PlacedRange]:
-        """What should lie where, for who checks it."""
-        return [
-            PlacedRange(f"experts of node {node}", arena.memory.ctypes.data, arena.memory.nbytes, (node,))
-            for node, arena in zip(self.nodes, self.arenas, strict=True)
-            if arena.memory.nbytes
-        ]
-
-    def _place(self, expert: ExpertId) -> tuple[Bytes, ...]:
+    def _place(self, expert: ExpertId) -> Pieces:
         record, nbytes = self._record(expert), self._sizes[expert.layer]
         start = self._starts[expert]
         rooms = tuple(arena.memory[start : start + nbytes] for arena in self.arenas)

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strata.core import ExpertId
-from strata.errors import CapacityError
-from strata.hardware.page_check import PlacedRange
-from strata.memory.host_arena import HostArena, System, host_arena
+from strata.memory.host_arena import System
+from strata.memory.node_arenas import Bytes, NodeArenas, Pieces
 from strata.store.formats import ExpertLayout, padded
 
-Bytes = NDArray[np.uint8]
-Pieces = tuple[Bytes, ...]
 _ALIGN = 64
 
 
@@ -39,17 +33,7 @@ def _tail(layout: ExpertLayout) -> int:
     return padded(rest, _ALIGN)
 
 
-def check_room(nodes: Sequence[int], sizes: Sequence[int], free: Mapping[int, int]) -> None:
-    """CapacityError where a node has less free than it is to hold. free: bytes by node, as far as known."""
-    for node, size in zip(nodes, sizes, strict=True):
-        if size > free.get(node, size):
-            raise CapacityError(
-                f"the experts take {size} bytes on memory node {node}, {free[node]} are free",
-                remedy="free memory on that node, or choose host.numa interleave",
-            )
-
-
-class NodeExperts:
+class NodeExperts(NodeArenas):
     """One arena on each node, each with its slices of every expert; a record is copied when first asked for.
 
     Slice i of an expert with s slices lies on node `nodes[i * len(nodes) // s]`: the order in which the CPU
@@ -70,17 +54,11 @@ class NodeExperts:
 
         CapacityError when a node has not enough, before anything is taken.
         """
-        sizes = node_bytes(layouts, experts, len(nodes))
-        self.nodes = tuple(nodes)
+        super().__init__(nodes, node_bytes(layouts, experts, len(nodes)), free, system)
         self._layouts = dict(layouts)
         self._experts = experts
         self._record = record
-        check_room(self.nodes, sizes, free or {})
         self._starts = self._lay_out()
-        self.arenas: tuple[HostArena, ...] = tuple(
-            host_arena(size, [node], system, strict=True) for node, size in zip(nodes, sizes, strict=True)
-        )
-        self._placed: dict[ExpertId, Pieces] = {}
 
     def _lay_out(self) -> dict[int, tuple[int, ...]]:
         """Where each layer begins in every arena."""
@@ -95,28 +73,12 @@ class NodeExperts:
 
     def pieces(self, expert: ExpertId) -> Pieces:
         """Every slice, u8 [slice_bytes], and what follows them in the record; read-only, and they stay."""
-        found = self._placed.get(expert)
-        if found is None:
-            found = self._placed[expert] = self._place(expert)
-        return found
+        return self._kept(expert)
 
     @property
     def copies(self) -> int:
         """Of each expert."""
         return 1
-
-    @property
-    def placed(self) -> int:
-        """Experts that were asked for so far."""
-        return len(self._placed)
-
-    def ranges(self) -> list[PlacedRange]:
-        """What should lie where, for who checks it."""
-        return [
-            PlacedRange(f"experts of node {node}", arena.memory.ctypes.data, arena.memory.nbytes, (node,))
-            for node, arena in zip(self.nodes, self.arenas, strict=True)
-            if arena.memory.nbytes
-        ]
 
     def _place(self, expert: ExpertId) -> Pieces:
         layout, record = self._layouts[expert.layer], self._record(expert)

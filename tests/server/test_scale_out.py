@@ -116,6 +116,25 @@ def test_a_stream_over_several_attempts(cuts: list[tuple[int, int]], count: int,
     assert len({(each["id"], each["created"]) for each in found}) <= 1
 
 
+def test_an_app_that_breaks_is_no_end_of_an_answer(tiny_store: Path) -> None:
+    settings = {"model.path": str(tiny_store), "backend.threads": "1", "server.warm_up": "false"}
+    config = load_config(None, [Override(name, value, "test") for name, value in settings.items()])
+    server = LocalServer(config)
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("broken")
+
+    async def ask() -> list[Any]:
+        return [piece async for piece in server.answer(Wire("POST", CHAT, b"", {}))]
+
+    server._app = broken  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(ask())
+    server.close()
+
+
 def test_a_server_without_sockets(tiny_store: Path) -> None:
     """Whole, streamed and left early; healthy until its engine is gone."""
     settings = {"model.path": str(tiny_store), "backend.threads": "1", "server.warm_up": "false"}

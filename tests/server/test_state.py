@@ -141,6 +141,7 @@ def test_metrics(tiny: Harness) -> None:
     assert figures["strata_kv_pages_used"] == figures["strata_requests_running"] == 0
     assert figures["strata_requests_waiting"] == 0 and figures["strata_ready"] == 1
     assert figures["strata_steps_total"] == tiny.engine.metrics.steps
+    assert figures["strata_logits_read_bytes_total"] == tiny.engine.executor.logit_bytes > 0
     assert figures["strata_decode_tokens_total"] == 5
     uses = [figures[f'strata_expert_uses_total{{layer="{layer}"}}'] for layer in range(2)]
     assert all(tiny.engine.metrics.steps <= count <= 4 * tiny.engine.metrics.steps for count in uses)

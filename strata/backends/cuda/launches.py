@@ -46,11 +46,6 @@ def or_null(matrix: Matrix | None) -> Operand:
     return NULL if matrix is None else matrix.buffer
 
 
-def row_range(matrix: Matrix, first: int, count: int) -> Buffer:
-    """Rows [first, first + count)."""
-    return matrix.buffer.slice(first * matrix.cols * 4, count * matrix.cols * 4)
-
-
 def require_multiple(op: str, what: str, value: int, multiple: int) -> None:
     """UnsupportedError: a kernel's vectors would not be aligned."""
     if value % multiple:

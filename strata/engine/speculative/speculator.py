@@ -80,6 +80,8 @@ class Speculator:
 
     def verified(self, work: Work, accepted: int) -> None:
         """A request's forward brought the first `accepted` tokens of its draft, and one more."""
+        if work.is_prefill:  # the prompt's last tokens: nothing could have been proposed
+            return
         tokens, behind = work.request.tokens, work.start + 1 + accepted
         sampled = tokens[behind] if behind < len(tokens) else None
         proposed = work.draft[accepted] if accepted < len(work.draft) else None

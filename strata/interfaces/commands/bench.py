@@ -80,14 +80,12 @@ def command(
     read; memory: what the same threads read just before and after each run. GMAC/s: multiply-adds of the
     weight matrices; int8 peak: what the same threads can do at most, measured just as well.
 
-    Tokens are random and differ between streams: with the same token in every stream all would use the
-    same experts, and several streams would look far cheaper than real ones are.
+    Tokens differ between streams: with the same one in all, they would use the same experts and look cheap.
 
     --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by the
     rule of recent acceptance, and cut to what pays, in -r rounds; n-grams propose, or the model of -md.
 
-    --dry-launch computes nothing: it sends decoding steps through the launches of the graphics card's kernels
-    and counts what the host asks of the driver, per layer and per step.
+    --dry-launch computes nothing: it counts what decoding steps ask of a card's driver, per layer and step.
 
     \b
     Examples:

@@ -77,13 +77,15 @@ class LocalServer:
         """The head, then pieces of the body. Closing it early is the client that leaves."""
         outer = asyncio.get_running_loop()
         pieces: asyncio.Queue[Head | bytes | None] = asyncio.Queue()
-        left = asyncio.Event()
+        left, whole = asyncio.Event(), threading.Event()
 
         async def send(message: Mapping[str, Any]) -> None:
             piece: Head | bytes = message.get("body", b"")
             if message["type"] == "http.response.start":
                 headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
                 piece = Head(message["status"], headers)
+            elif not message.get("more_body"):
+                whole.set()
             outer.call_soon_threadsafe(pieces.put_nowait, piece)
 
         work = asyncio.run_coroutine_threadsafe(
@@ -94,6 +96,8 @@ class LocalServer:
             while (piece := await pieces.get()) is not None:
                 if piece:
                     yield piece
+            if not whole.is_set():
+                work.result()  # raises what broke the app, which must not look like the answer's end
         finally:
             self._loop.call_soon_threadsafe(left.set)
 

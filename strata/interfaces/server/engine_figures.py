@@ -30,6 +30,11 @@ def _steps(engine: Engine) -> Iterable[Metric]:
     yield CounterMetricFamily(
         "strata_preemptions", "Seats that running requests lost to older ones", engine.scheduler.preempted
     )
+    yield CounterMetricFamily(
+        "strata_logits_read_bytes",
+        "Logits taken from the backend: with a device, what its bus carried for the sampler",
+        engine.executor.logit_bytes,
+    )
     for name, phase in (("prefill", total.prefill), ("decode", total.decode)):
         yield CounterMetricFamily(f"strata_{name}_tokens", f"Tokens computed in {name}", phase.tokens)
         yield CounterMetricFamily(f"strata_{name}_seconds", f"Seconds spent in {name}", phase.seconds)
