@@ -194,8 +194,12 @@ def top_k(scores: NDArray[np.float32], k: int) -> Candidates:
         # Partitioning 150,000 logits takes 0.1 ms, sorting them 3. Every id that ties with the k-th best
         # stays in until the sort has put the lowest ids first.
         threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-        # Of impossible ids, which a constraint makes by the hundred thousand, none must be sorted.
-        ids = np.flatnonzero(scores >= threshold if np.isfinite(threshold) else scores > threshold)
+        if np.isneginf(threshold):
+            # A constraint makes impossible ids by the hundred thousand: the lowest of them fill up, unsorted.
+            possible = np.flatnonzero(scores > threshold)
+            ids = np.append(possible, np.flatnonzero(scores == threshold)[: k - len(possible)])
+        else:
+            ids = np.flatnonzero(scores >= threshold)
     else:
         k, ids = len(scores), np.arange(len(scores))
     ids = ids[best_first(scores[ids])[:k]]

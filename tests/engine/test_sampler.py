@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strata.core import SamplingParams
@@ -28,6 +28,8 @@ def f32(*values: float) -> np.ndarray:
 # The stages
 
 
+@example([-math.inf, -math.inf], 1)
+@example([-math.inf, 0.5, -math.inf, -math.inf], 2)
 @given(
     st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 3.0, 2.0**127]), min_size=1, max_size=40),
     st.integers(-2, 50),
