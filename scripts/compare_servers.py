@@ -9,6 +9,9 @@ gets the same number of tokens (`ignore_eos`), greedily. A run's rate is all tok
 the last token, prompts included; ratios are taken pair by pair. Both have the same threads and the same kind
 of KV cache. STRATA_ISA holds Strata to an instruction set; llama.cpp's is that of its build. An idle machine
 is the caller's business.
+
+What follows random tokens repeats itself, and there n-gram drafts gain most. `--set speculative.use=off`
+holds Strata to a token per step.
 """
 
 from __future__ import annotations
@@ -139,7 +142,8 @@ def strata_server(model: Model, options: argparse.Namespace, folder: Path) -> It
     most = max(options.clients)
     arguments = [str(model.strata), "--threads", str(options.threads), "--parallel", str(most)]
     arguments += ["--context", str(options.prompt + _MOST + 8), "--set", f"kv.dtype={_KV[options.kv][0]}"]
-    arguments += ["--set", "device.use=none"]
+    for setting in ("device.use=none", *options.set):
+        arguments += ["--set", setting]
     server = StrataServer(arguments, folder / "strata.log", {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         yield server.ready()
@@ -232,6 +236,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of every prompt [64]")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both [one per CPU]")
     parser.add_argument("--kv", choices=[*_KV], default="int8", help="KV cache [int8]")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of Strata; several times"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all figures there")
     return parser.parse_args()
