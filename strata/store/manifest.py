@@ -146,7 +146,7 @@ class Manifest:
                 files=tuple(_record(FileRecord, entry) for entry in data["files"]),
                 **{key: data[key] for key in ("expert_count", "options", "tool", "replaced")},
             )
-            _check_type("manifest", manifest, Manifest)
+            check_type("manifest", manifest, Manifest)
             _check(manifest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"{where}: {type(error).__name__}: {error}", remedy=_REMEDY) from None
@@ -222,22 +222,22 @@ def _hints(kind: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(kind)  # 0.1 ms each: a store has hundreds of records
 
 
-def _check_type(where: str, value: Any, wanted: Any) -> None:
+def check_type(where: str, value: Any, wanted: Any) -> None:
     """TypeError unless `value` is what a dataclass field's annotation says (ints count as floats)."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(wanted):
         valid = isinstance(value, typing.cast(type, wanted))
         for name, hint in _hints(typing.cast(Hashable, wanted)).items() if valid else ():
-            _check_type(f"{where}.{name}", getattr(value, name), hint)
+            check_type(f"{where}.{name}", getattr(value, name), hint)
     elif origin is tuple:
         valid = isinstance(value, tuple)
         for item in value if valid else ():
-            _check_type(where, item, arguments[0])
+            check_type(where, item, arguments[0])
     elif origin is dict:
         valid = isinstance(value, dict)
         for key, item in value.items() if valid else ():
-            _check_type(where, key, arguments[0])
-            _check_type(f"{where}[{key!r}]", item, arguments[1])
+            check_type(where, key, arguments[0])
+            check_type(f"{where}[{key!r}]", item, arguments[1])
     elif wanted is Any:
         valid = True
     elif origin is typing.Literal:
@@ -245,7 +245,7 @@ def _check_type(where: str, value: Any, wanted: Any) -> None:
     elif origin is types.UnionType:
         valid = value is None or isinstance(value, arguments)
         if dataclasses.is_dataclass(arguments[0]) and value is not None:
-            _check_type(where, value, arguments[0])
+            check_type(where, value, arguments[0])
     else:
         valid = isinstance(value, (int, float) if wanted is float else wanted)
         valid = valid and (wanted is bool or not isinstance(value, bool))

@@ -8,15 +8,16 @@ padded with spaces) and tensors follow each other without holes, as the safetens
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from strata.store.formats import RECORD_ALIGN, padded
 
-DTYPE_BYTES = {"U8": 1, "BF16": 2, "F32": 4}
+DTYPE_BYTES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}
 _METADATA = {"format": "strata-shard"}
 # Packed matrices need 64-byte starts and have sizes that are multiples of 64; F32 needs 4, BF16 2.
-_ORDER = {"U8": 0, "F32": 1, "BF16": 2}
+_ORDER = {"I64": 0, "U8": 1, "F32": 2, "BF16": 3}
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,12 @@ class ShardLayout:
         return last.offset + last.nbytes if last else len(self.header)
 
 
-def shard_layout(path: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> ShardLayout:
-    """Lay out tensors (name, dtype, shape), U8 first: their order inside a dtype is kept."""
+def shard_layout(
+    path: str,
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    metadata: Mapping[str, str] = MappingProxyType(_METADATA),
+) -> ShardLayout:
+    """Lay out tensors (name, dtype, shape), I64 and U8 first: their order inside a dtype is kept."""
     ordered = sorted(tensors, key=lambda tensor: _ORDER[tensor[1]])
     sized = []
     offset = 0
@@ -56,19 +61,19 @@ def shard_layout(path: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]])
             nbytes *= size
         sized.append((name, dtype, shape, nbytes, offset))
         offset += nbytes
-    header = _header(sized)
+    header = _header(sized, metadata)
     entries = (
         Entry(name, dtype, shape, nbytes, len(header) + at) for name, dtype, shape, nbytes, at in sized
     )
     return ShardLayout(path, header, tuple(entries))
 
 
-def _header(sized: list[tuple[str, str, tuple[int, ...], int, int]]) -> bytes:
+def _header(sized: list[tuple[str, str, tuple[int, ...], int, int]], metadata: Mapping[str, str]) -> bytes:
     """Length (u64, little endian) and JSON, padded so that data starts at a multiple of 4 KiB."""
     tensors = {
         name: {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
         for name, dtype, shape, nbytes, at in sized
     }
-    text = json.dumps({"__metadata__": _METADATA, **tensors}, separators=(",", ":")).encode()
+    text = json.dumps({"__metadata__": dict(metadata), **tensors}, separators=(",", ":")).encode()
     text = text.ljust(padded(8 + len(text), RECORD_ALIGN) - 8)
     return len(text).to_bytes(8, "little") + text
