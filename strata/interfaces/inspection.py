@@ -10,25 +10,33 @@ from typing import Any
 from strata.config import format_size
 from strata.errors import UsageError
 from strata.interfaces.importing import open_and_resolve
+from strata.interfaces.quality import UNMEASURED
+from strata.interfaces.quality import describe as quality_in_words
 from strata.model.counts import Counts, count
 from strata.model.resolve import resolve
 from strata.plan.spec import ModelSpec
 from strata.store.checkpoint_file import read_json_file
 from strata.store.inspect import Summary, inspect_source, inspect_store
 from strata.store.manifest import MANIFEST, read_manifest
+from strata.store.receipts import NO_RECEIPTS, LoadedReceipts, read_receipts
 
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config"."""
+    """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config".
+
+    quality: of a store, what its formats cost, in words; receipts: as measured, oldest first.
+    """
 
     path: Path
     kind: str
     spec: ModelSpec
     counts: Counts
     summary: Summary | None
+    quality: str = ""
+    receipts: LoadedReceipts = NO_RECEIPTS
 
     def to_json(self) -> dict[str, Any]:
         """For --json: counts in parameters, sizes in bytes."""
@@ -48,8 +56,13 @@ class Inspection:
             "experts": self.counts.experts,
             "top_k": self.counts.top_k,
             **({} if self.summary is None else _summary_json(self.summary)),
+            **(self._quality_json() if self.kind == "store" else {}),
             "spec": self.spec.to_json(),
         }
+
+    def _quality_json(self) -> dict[str, Any]:
+        found = [dataclasses.asdict(receipt) for receipt in self.receipts.receipts]
+        return {"quality": self.quality, "receipts": found}
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
@@ -66,8 +79,7 @@ def inspect_path(path: Path) -> Inspection:
     Raises the errors of the readers and of `resolve`: what Strata does not support is refused by name.
     """
     if (path / MANIFEST).is_file():
-        manifest = read_manifest(path)
-        return Inspection(path, "store", manifest.spec, count(manifest.spec), inspect_store(manifest))
+        return _inspect_store(path)
     config = bare_config(path)
     if config is not None:
         spec = resolve(read_json_file(config), None, "safetensors").spec
@@ -75,6 +87,13 @@ def inspect_path(path: Path) -> Inspection:
     source, found = open_and_resolve(path)
     summary = inspect_source(source, found.spec, found.targets, found.experts)
     return Inspection(path, source.kind, found.spec, count(found.spec), summary)
+
+
+def _inspect_store(path: Path) -> Inspection:
+    manifest, receipts = read_manifest(path), read_receipts(path)
+    quality = quality_in_words(manifest, receipts.receipts)
+    summary = inspect_store(manifest)
+    return Inspection(path, "store", manifest.spec, count(manifest.spec), summary, quality, receipts)
 
 
 def bare_config(path: Path) -> Path | None:
@@ -108,7 +127,18 @@ def describe(found: Inspection) -> str:
             f"  experts      {counts.experts} per layer, {counts.top_k} per token, "
             f"{counts.per_expert:,} parameters each"
         )
-    return "\n".join(lines + _part_lines(found.summary))
+    return "\n".join([*lines, *_part_lines(found.summary), *_quality_lines(found)])
+
+
+def _quality_lines(found: Inspection) -> list[str]:
+    if not found.quality:
+        return []
+    lines = [f"  quality      {found.quality}"]
+    if found.receipts.reason:
+        lines.append(f"               {found.receipts.reason}")
+    if found.quality.endswith(UNMEASURED):
+        lines.append("               `strata eval compare SOURCE STORE --record` measures it")
+    return lines
 
 
 def _part_lines(summary: Summary | None) -> list[str]:

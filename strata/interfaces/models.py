@@ -20,6 +20,7 @@ from strata.interfaces.hardware import device_run, remembered_machine, with_devi
 from strata.interfaces.importing import Progress
 from strata.interfaces.messages import Message
 from strata.interfaces.planning import plan_run
+from strata.interfaces.quality import quality_of
 from strata.interfaces.speculation import speculation_options
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
@@ -65,13 +66,14 @@ class TextStream:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its text side."""
+    """A model with its text side. quality: what its formats cost, in words."""
 
     name: str
     plan: Plan
     engine: Engine
     tokenizer: Tokenizer
     format: ChatFormat
+    quality: str = ""
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -157,7 +159,8 @@ def open_model(
         device=device_run(config, machine),
         speculation=speculation_options(config, machine, tokenizer, progress),
     )
-    return LoadedModel(engine.decoder.spec.name, plan, engine, tokenizer, format)
+    name = engine.decoder.spec.name
+    return LoadedModel(name, plan, engine, tokenizer, format, quality_of(path))
 
 
 def _template_source(setting: str) -> str | None:

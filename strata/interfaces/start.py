@@ -7,14 +7,18 @@ from strata.interfaces.terminal import note, watched
 from strata.plan.plan import Plan
 
 
-def announce(plan: Plan, machine: HardwareProfile, kv_place: str, numa_place: str = "") -> None:
+def announce(
+    plan: Plan, machine: HardwareProfile, kv_place: str, numa_place: str = "", quality: str = ""
+) -> None:
     """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace.
 
     kv_place: what memory the KV cache became. numa_place: what is bound to which memory nodes, "" = nothing.
+    quality: what the model's formats cost, as it was measured.
     """
     if not watched():
         return
     from strata.interfaces.plan_report import summary  # rich takes 60 ms
 
     numa = f"\nnuma     {numa_place}" if numa_place else ""
-    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}")
+    cost = f"\nquality  {quality}" if quality else ""
+    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}{cost}")

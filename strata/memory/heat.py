@@ -6,12 +6,9 @@ error. Counts hold no text; they do say which experts this machine's users favou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.memory.experts import ExpertSpace
 from strata.memory.policies.base import Policy
-from strata.store.store_file import open_store_file
+from strata.store.store_file import open_store_file, replace_file
 
 HEAT = "heat.json"
 VERSION = 1
@@ -85,7 +82,7 @@ class Heat:
     def save(self, store: Path) -> str:
         """Write heat.json whole or not at all. Returns why it could not be written, "" where it was."""
         try:
-            _replace(store / HEAT, self._to_bytes())
+            replace_file(store / HEAT, self._to_bytes())
         except OSError as error:
             return f"{store / HEAT} was not written: {error.strerror}"
         self.changed = False
@@ -149,24 +146,3 @@ def _number(value: Any) -> float:
     if not 0 <= value < 1e15 or not math.isfinite(value):
         raise ValueError(f"{str(value)[:40]} uses")
     return float(value)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file beside `path`, sync it, and rename it over: a reader sees the old or the new one."""
-    with _temporary(path) as (descriptor, name):
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fchmod(descriptor, 0o644)
-        os.fsync(descriptor)
-        name.replace(path)
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[tuple[int, Path]]:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        yield descriptor, Path(name)
-    finally:
-        os.close(descriptor)
-        Path(name).unlink(missing_ok=True)  # gone already where it was renamed

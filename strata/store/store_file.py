@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,3 +32,24 @@ def open_store_file(path: Path) -> BinaryIO:
     if not stat.S_ISREG(path.stat().st_mode):  # before open(): a FIFO blocks there, a device has no end
         raise StoreError(f"{path} is not a regular file", remedy="convert the model again")
     return path.open("rb")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside `path`, sync it, and rename it over: a reader sees the old or the new one."""
+    with _temporary(path) as (descriptor, name):
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fchmod(descriptor, 0o644)
+        os.fsync(descriptor)
+        name.replace(path)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[tuple[int, Path]]:
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        yield descriptor, Path(name)
+    finally:
+        os.close(descriptor)
+        Path(name).unlink(missing_ok=True)  # gone already where it was renamed

@@ -1,0 +1,43 @@
+"""What a store's formats cost, in one line: measured, or said to be unmeasured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strata.store.manifest import Manifest, read_manifest
+from strata.store.receipts import Receipt, lossy_formats, read_receipts
+
+UNMEASURED = "unmeasured"
+
+
+def quality_of(store: Path) -> str:
+    """For a store: see `describe`; StoreError where it is none."""
+    return describe(read_manifest(store), read_receipts(store).receipts)
+
+
+def describe(manifest: Manifest, receipts: Sequence[Receipt]) -> str:
+    """E.g. "w4g64+w8 gptq: KL 0.012, top-1 97.8 %, perplexity +0.4 % against bf16 (measured 2026-11-30)".
+
+    Of several receipts the newest one. A store whose values are all the source's has lost nothing.
+    """
+    formats = lossy_formats(manifest)
+    if not formats:
+        return "lossless: all values are those of the source"
+    name = " ".join(part for part in (formats, methods(manifest)) if part)
+    if not receipts:
+        return f"{name}: {UNMEASURED}"
+    return f"{name}: {measured(receipts[-1])}"
+
+
+def measured(receipt: Receipt) -> str:
+    """One receipt's figures and where they come from."""
+    figures = f"KL {receipt.kl_mean:.2g}, top-1 {100 * receipt.top1:.1f} %"
+    change = f"perplexity {100 * receipt.change:+.1f} %"
+    return f"{figures}, {change} against {receipt.reference_formats} (measured {receipt.date})"
+
+
+def methods(manifest: Manifest) -> str:
+    """How the codes were found, where it was not by plain rounding."""
+    asked = manifest.options.get("method", "")
+    return asked if isinstance(asked, str) and asked not in ("", "plain") else ""
