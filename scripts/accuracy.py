@@ -24,12 +24,11 @@ from strata.config import Override, load_config
 from strata.engine.load import Activations
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
 from strata.hardware.cpu import choose_cpus
+from strata.interfaces.evaluation.texts import PROSE
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.decoder import Decoder
 from strata.store.reader import Store
-
-TEXT = Path(__file__).resolve().parents[1] / "tests" / "data" / "public_domain.txt"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("models", nargs="+", metavar="MODEL")
-    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--text", type=Path, default=PROSE)
     parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most [8192]")
     parser.add_argument("--window", type=int, default=1024, help="each begins without a past [1024]")
     parser.add_argument("--chunk", type=int, default=CHUNK, help=f"per forward pass [{CHUNK}]; 1 is decoding")

@@ -22,10 +22,10 @@ TEMPLATE = (
 )
 
 
-def write_checkpoint(directory: Path) -> Path:
+def write_checkpoint(directory: Path, seed: int = 0) -> Path:
     """A Hugging Face directory; returns it."""
     directory.mkdir(parents=True)
-    save_file(_tensors(), directory / "model.safetensors")
+    save_file(_tensors(seed), directory / "model.safetensors")
     _write(directory / "config.json", _config())
     _tokenizer().save(str(directory / "tokenizer.json"))
     _write(directory / "tokenizer_config.json", {"eos_token": SPECIAL[2], "chat_template": TEMPLATE})
@@ -74,8 +74,8 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _tensors() -> dict[str, NDArray[np.float32]]:
-    random = np.random.default_rng(0)
+def _tensors(seed: int) -> dict[str, NDArray[np.float32]]:
+    random = np.random.default_rng(seed)
 
     def matrix(rows: int, cols: int) -> NDArray[np.float32]:
         return (random.standard_normal((rows, cols)) * cols**-0.5).astype(np.float32)

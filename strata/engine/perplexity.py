@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from strata.model.decoder import Decoder
 
 CHUNK = 128
 """Tokens per forward pass: 128 rows of 151,936 logits are 78 MB."""
+_ROWS = 16
+"""Rows whose probabilities are in memory at once: 16 rows of 151,936 in f64 are 19 MB, and there are five."""
 
 
 class Predictions(NamedTuple):
@@ -77,6 +79,15 @@ class Comparison:
         return float(self.divergences.mean())
 
     @property
+    def divergence_error(self) -> float:
+        """Standard error of `divergence`, tokens taken as independent."""
+        return _mean_error(self.divergences)
+
+    def divergence_at(self, share: float) -> float:
+        """The divergence that this share of the tokens does not exceed, interpolated: 0.5 is the median."""
+        return float(np.quantile(self.divergences, share))
+
+    @property
     def _differences(self) -> NDArray[np.float64]:
         return self.score.losses - self.reference.losses
 
@@ -94,28 +105,46 @@ def predictions(
     *,
     chunk: int = CHUNK,
     page_tokens: int = 32,
+    cache: Any = None,
+    second_half: bool = False,
 ) -> Iterator[Predictions]:
     """What the decoder expects after every token of every window but the last, each window on its own.
 
-    chunk: tokens per forward pass; 1 computes everything as decoding does, token by token.
+    chunk: tokens per forward pass; 1 computes everything as decoding does, token by token. cache: the
+    backend's, of this dtype and these pages, instead of a new one; what is in it is overwritten.
+    second_half: only after tokens from the middle of their window on (n // 2, as llama-perplexity has it), so
+    that each is foreseen from at least half a window.
     """
     kv = KvSpec.of(decoder.spec, page_tokens, kv_dtype)
     pages = np.arange(-(-max(map(len, windows), default=0) // page_tokens), dtype=np.int32)
-    cache = decoder.backend.kv_cache(kv, len(pages))
+    if cache is None:
+        cache = decoder.backend.kv_cache(kv, len(pages))
     for window in windows:
         tokens = np.asarray(window, dtype=np.int32)
+        first = len(tokens) // 2 if second_half else 0
         for start in range(0, len(tokens) - 1, chunk):
             part = tokens[start : min(start + chunk, len(tokens) - 1)]
             rows = np.arange(len(part), dtype=np.int32)
-            batch = Batch(part, rows + np.int32(start), (Rows(0, len(part), start, pages),), rows)
-            # A copy, because callers keep several: the decoder's own are overwritten by the next pass.
-            logits = decoder.backend.to_numpy(decoder.forward(batch, cache)).copy()
-            yield Predictions(logits, tokens[start + 1 : start + 1 + len(part)].astype(np.int64))
+            wanted = rows[max(0, first - start) :]
+            batch = Batch(part, rows + np.int32(start), (Rows(0, len(part), start, pages),), wanted)
+            found = decoder.forward(batch, cache)
+            if found is not None:
+                # A copy, because callers keep several: the decoder's own are overwritten by the next pass.
+                logits = decoder.backend.to_numpy(found).copy()
+                yield Predictions(logits, tokens[start + 1 + wanted].astype(np.int64))
 
 
 def score(parts: Iterable[Predictions]) -> Score:
     """The losses of a text's tokens."""
-    return Score(np.concatenate([_losses(_log_softmax(part.logits), part.following) for part in parts]))
+    return Score(
+        np.concatenate(
+            [
+                _losses(_log_softmax(part.logits[rows]), part.following[rows])
+                for part in parts
+                for rows in _blocks(len(part.following))
+            ]
+        )
+    )
 
 
 def compare(
@@ -126,26 +155,38 @@ def compare(
     Walks them side by side, so that one chunk's logits are in memory and not a text's.
     """
     losses: list[NDArray[np.float64]] = []
-    found: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]] = {
-        name: [] for name in others
-    }
+    found: dict[str, list[_Found]] = {name: [] for name in others}
     for part, *rest in zip(reference, *others.values(), strict=True):
-        truth = _log_softmax(part.logits)
-        losses.append(_losses(truth, part.following))
-        for name, other in zip(others, rest, strict=True):
-            guess = _log_softmax(other.logits)
-            divergence = (np.exp(truth) * (truth - guess)).sum(axis=1)
-            same = truth.argmax(axis=1) == guess.argmax(axis=1)
-            found[name].append((_losses(guess, other.following), divergence, same))
+        for rows in _blocks(len(part.following)):
+            truth = _log_softmax(part.logits[rows])
+            losses.append(_losses(truth, part.following[rows]))
+            for name, other in zip(others, rest, strict=True):
+                found[name].append(_beside(truth, other.logits[rows], other.following[rows]))
     base = Score(np.concatenate(losses))
     return {name: _comparison(base, parts) for name, parts in found.items()}
 
 
-def _comparison(
-    reference: Score, parts: list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]
-) -> Comparison:
+class _Found(NamedTuple):
+    """Of some rows: see Comparison."""
+
+    losses: NDArray[np.float64]
+    divergences: NDArray[np.float64]
+    same_top: NDArray[np.bool_]
+
+
+def _beside(truth: NDArray[np.float64], logits: NDArray[np.float32], following: NDArray[np.int64]) -> _Found:
+    guess = _log_softmax(logits)
+    divergence = (np.exp(truth) * (truth - guess)).sum(axis=1)
+    return _Found(_losses(guess, following), divergence, truth.argmax(axis=1) == guess.argmax(axis=1))
+
+
+def _comparison(reference: Score, parts: list[_Found]) -> Comparison:
     losses, divergences, same = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Comparison(reference, Score(losses), divergences, same)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + _ROWS) for start in range(0, count, _ROWS))
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -31,6 +31,7 @@ _COMMANDS = (
     "verify",
     "doctor",
     "bench",
+    "eval",
     "trace",
 )
 

@@ -10,8 +10,8 @@ from strata.interfaces.terminal import printable, styled
 
 
 @contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Yields progress(bytes done, bytes in all, what), or None where nobody would see a bar."""
+def progress_bar(title: str, *, unit: str = "bytes") -> Iterator[Callable[[int, int, str], None] | None]:
+    """Yields progress(done, in all, what), or None where nobody would see a bar. unit: of the numbers."""
     if not styled(sys.stderr):
         yield None
         return
@@ -19,17 +19,21 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None] | None]
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
+        ProgressColumn,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn(unit))
+    if unit == "bytes":
+        counts = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     columns = (
         TextColumn(title),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        *counts,
         TimeRemainingColumn(),
         TextColumn("{task.fields[what]}", markup=False),
     )

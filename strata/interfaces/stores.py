@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from strata.store.options import ConvertOptions
 from strata.store.writer import beside
 
 
-def store_path(config: Config, *, text: bool = True, progress: Progress | None = None) -> Path:
+def store_path(
+    config: Config, *, text: bool = True, progress: Progress | None = None, exact: bool = False
+) -> Path:
     """The store of the model; anything but a store is converted into the cache on first use.
 
     text: whether it must have a tokenizer; random token ids do without. progress: hears of a conversion
-    instead of a bar on the terminal.
+    instead of a bar on the terminal. exact: see ConvertOptions.
     """
     path = model_path(config.model.path)
     if (path / MANIFEST).is_file():
@@ -39,7 +42,7 @@ def store_path(config: Config, *, text: bool = True, progress: Progress | None =
     shown = progress_bar("importing") if progress is None else contextlib.nullcontext(progress)
     with shown as hears:
         cache = cache_folder(config.model.cache_dir) / "models"
-        options = convert_options(config.convert)
+        options = dataclasses.replace(convert_options(config.convert), exact=exact)
         store, report = cached_store(path, cache, options, hears, text=text)
     if report is not None:
         seconds = time.perf_counter() - begin

@@ -23,7 +23,8 @@ class ConvertOptions:
 
     keep_quantized False: "auto" never keeps the source's quantization. slices: parts that an expert's
     width is cut into. allow_nan: NaN and Inf become 0 and are counted in the manifest. overrides: formats
-    of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}.
+    of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}. exact: where "auto" keeps nothing, it is f16
+    for F16 and bf16 for all else instead of DEFAULT_FORMATS: what others are measured against.
     force replaces an existing store; threads (0: one per processor, 4 at most) changes nothing in the result.
     """
 
@@ -34,6 +35,7 @@ class ConvertOptions:
     slices: int = 2
     allow_nan: bool = False
     keep_quantized: bool = True
+    exact: bool = False
     overrides: dict[str, str] = field(default_factory=dict)
     force: bool = False
     threads: int = 0
@@ -60,6 +62,8 @@ class ConvertOptions:
         """The options that decide what the bytes of the store are."""
         data = dataclasses.asdict(self)
         del data["force"], data["threads"]
+        if not self.exact:
+            del data["exact"]  # what was converted before there was a choice keeps its name
         return data
 
 
@@ -101,6 +105,8 @@ def choose(
         return Choice(default)
     if same is not None:
         return Choice(FORMATS[same], kept=True)
+    if options.exact:
+        return Choice(FORMATS["f16" if types == {"F16"} else "bf16"])
     if types & _FINE_TYPES or kept != {None}:
         note = f"{'/'.join(sorted(types))} is not held exactly by any format: requantized to {_NEAR_LOSSLESS}"
         return Choice(FORMATS[_NEAR_LOSSLESS], note=note)

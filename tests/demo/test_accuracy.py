@@ -19,12 +19,13 @@ from strata.backends.base import KvDtype
 from strata.config import Override, load_config
 from strata.engine.load import Activations, BackendName
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
+from strata.interfaces.evaluation.texts import PROSE
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.decoder import Decoder
 from strata.store.reader import Store
 
-TEXT = (Path(__file__).resolve().parents[1] / "data" / "public_domain.txt").read_text(encoding="utf-8")
+TEXT = PROSE.read_text(encoding="utf-8")
 WINDOW = 1024
 BOUND = 0.003
 

@@ -18,7 +18,19 @@ from strata import __version__
 from strata.interfaces import cli
 
 DEMO_YAML = str(ROOT / "configs" / "demo.yaml")
-COMMANDS = ("run", "serve", "convert", "inspect", "plan", "simulate", "verify", "doctor", "bench", "trace")
+COMMANDS = (
+    "run",
+    "serve",
+    "convert",
+    "inspect",
+    "plan",
+    "simulate",
+    "verify",
+    "doctor",
+    "bench",
+    "eval",
+    "trace",
+)
 
 
 def test_help_starts_light() -> None:
