@@ -1,7 +1,7 @@
 """Sizes with units: `23GiB`, `23GB`, `512 MiB` <-> bytes.
 
 GB means 10**9 and GiB 2**30, as SI and IEC define them; `23G` could be either and is refused, as is a
-bare number.
+bare number other than 0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError("is not a size; write a number with a unit, such as 23GiB, 23GB or 512MiB")
     number, unit = match.groups()
+    if not unit and not Decimal(number):
+        return 0  # of whatever unit
     if not unit:
         raise ValueError(f"has no unit; write {number}GiB (2^30 bytes) or {number}GB (10^9 bytes)")
     factor = UNITS.get(unit.lower())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from hangs import SECONDS, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.errors import RequestError
+from strata.errors import RequestError, UsageError
 from strata.interfaces.bundled import model_path
 from strata.interfaces.grammar.compiler import (
     MAX_GBNF,
@@ -23,6 +24,7 @@ from strata.interfaces.grammar.compiler import (
     LlguidanceConstraint,
     free_grammar,
 )
+from strata.interfaces.grammar.files import read_grammar
 from strata.interfaces.grammar.source import MAX_BYTES, Grammar, choice, regex
 from strata.interfaces.tokenizer import Tokenizer
 
@@ -86,6 +88,42 @@ def test_whatever_a_model_wants_the_answer_is_valid(
     text = written(tokenizer, constraint(compiler, Grammar(schema=schema)), seed)
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     jsonschema.validate(json.loads(text), schema, format_checker=checker)
+
+
+@pytest.mark.parametrize("file", ["schema", "grammar"])
+def test_files_of_the_command_line(file: str, tmp_path: Path) -> None:
+    """A mark at the beginning is skipped; a size is told before anything that may follow from a cut."""
+    path = tmp_path / "file"
+    text, most = ('{"type": "null"}', MAX_BYTES) if file == "schema" else ('root ::= "null"', MAX_WRITTEN)
+
+    def read() -> Grammar | None:
+        return read_grammar(path, None) if file == "schema" else read_grammar(None, path)
+
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert read() is not None
+    path.write_text("\u00e9" * most)  # cut inside a character, and no JSON either way
+    with pytest.raises(UsageError, match=f"has {2 * most} bytes, {most} are allowed"):
+        read()
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ('{"maximum": NaN}', "NaN is no JSON number"),
+        ('{"maximum": 1e999}', "1e999 is larger"),
+        ('{"maximum": %s}' % ("9" * 5000), "4300 digits"),
+        ("[" * 5000, "nested"),
+        ("[]", "no JSON object"),
+        ("{", "at character 1"),
+    ],
+)
+def test_schema_files_that_are_none(text: str, cause: str, tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text(text)
+    with pytest.raises(UsageError, match=cause):
+        read_grammar(tmp_path / "schema", None)
 
 
 @pytest.mark.parametrize("text", ["yes", "no", 'a "quoted" one\n', "é\\"])

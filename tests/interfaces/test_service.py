@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,128 @@ def test_a_full_disk_leaves_nothing_half_written(
 @pytest.mark.parametrize("microseconds", ["9" * 5000, "9" * 400, "-1", "x", "\u0661"])
 def test_a_watchdog_time_that_is_none_is_left_alone(microseconds: str) -> None:
     assert Notifier.from_environment({"WATCHDOG_USEC": microseconds}).watchdog_seconds is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "@",
+        "@" + "x" * 300,
+        "/" + "x" * 300,
+        "/no/such/folder/socket",
+        "relative",
+        "vsock:2:1",
+        "/dev/null",
+        "\udcff",
+    ],
+)
+def test_a_manager_that_cannot_be_reached_is_no_reason_to_stop(address: str) -> None:
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": address})
+    assert notifier.active == bool(address)
+    assert not notifier.send("READY=1") and not notifier.extend_start(5.0)
+
+
+def test_a_socket_that_may_not_be_written_or_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        notifier = Notifier(str(path))
+        assert (
+            notifier.send("STATUS=a\nREADY=1", "X=\ud800") and listener.recv(100) == b"STATUS=a READY=1\nX=?"
+        )
+        while notifier.send("WATCHDOG=1"):
+            pass  # returns at once when nobody reads
+    assert not notifier.send("READY=1")
+    path.unlink()
+    os.mkfifo(path)
+    assert not notifier.send("READY=1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a b",
+        "a%h",
+        "$HOME",
+        "a\nb",
+        "strata\n",
+        "\u0661",
+        "../x",
+        "/x",
+        "a/b",
+        "",
+        ".",
+        "-x",
+        "x.service",
+        "a" * 65,
+        "a@b",
+        "\x7f",
+        "a\\x2fb",
+    ],
+)
+def test_names_that_no_unit_has(name: str) -> None:
+    with pytest.raises(UsageError, match="no name for a service"):
+        Installation(name, own=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a b.yaml",
+        "100%h %i.yaml",
+        "$HOME ${X} $$.yaml",
+        "k\u00f6nfig \U0001f600.yaml",
+        "\"q\" 'r' \\n;.yaml",
+        "-x.yaml",
+    ],
+)
+def test_odd_paths_come_back_as_they_were(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named absolutely and relative to where one stands; systemd starts it from /."""
+    (tmp_path / name).write_text("model: {path: demo}\n")
+    monkeypatch.chdir(tmp_path)
+    texts = []
+    for asked in (str(tmp_path / name), f"./{name}"):
+        assert run(["service", "install", "--config", asked, "--user", "--print"]) == 0
+        texts.append(capsys.readouterr().out)
+    (line,) = keys(texts[0])["ExecStart"]
+    words = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)]
+    assert texts[0] == texts[1] and words[-2:] == ["--config", str(tmp_path / name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a\nb.yaml", "control"),
+        ("b\udcff.yaml", "control"),
+        ("folder", "folder"),
+        ("missing.yaml", "missing.yaml"),
+        ("empty.yaml", "names no model"),
+        ("", ""),
+    ],
+)
+def test_configurations_that_no_service_can_have(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.yaml").write_text("")
+    if said == "control":
+        (tmp_path / name).write_text("model: {path: demo}\n")
+    assert (
+        run(["service", "install", "--config", str(tmp_path / name) if name else "", "--user", "--print"])
+        == 2
+    )
+    output = capsys.readouterr()
+    assert said in output.err and "Traceback" not in output.err and not output.out
+
+
+def test_a_relative_configuration_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the XDG specification asks."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert Installation("x", own=True).file == tmp_path / ".config/systemd/user/x.service"
 
 
 def test_a_models_name_adds_no_lines() -> None:

@@ -261,8 +261,10 @@ class Script:
 
 
 class _ScriptSampler(Sampler):
+    """What the request's constraint does not allow becomes the first id that it does."""
+
     def __init__(self, script: Script, request: Request, text: str) -> None:
-        super().__init__(request.sampling, 0)
+        super().__init__(request.sampling, 0, constraint=request.constraint)
         tokenizer = script.model.tokenizer
         self._script = script
         self._tokens = tokenizer.encode(text, special=True)
@@ -273,7 +275,11 @@ class _ScriptSampler(Sampler):
         if self._script.delay:
             time.sleep(self._script.delay)
         place = len(tokens) - self._start
-        return self._tokens[place] if place < len(self._tokens) else self._end
+        wanted = self._tokens[place] if place < len(self._tokens) else self._end
+        if self.constraint is None:
+            return wanted
+        allowed = self.constraint.allowed(list(tokens[self._start :]))
+        return wanted if allowed[wanted] else int(allowed.argmax())
 
 
 Serve = Callable[..., Harness]

@@ -16,7 +16,7 @@ from tiny_checkpoint import SPECIAL, _tokenizer
 from strata.errors import RequestError
 from strata.interfaces.grammar.compiler import GrammarCompiler, LlguidanceConstraint
 from strata.interfaces.grammar.source import Grammar
-from strata.interfaces.server.formats.answer_grammar import Calls, answer_source
+from strata.interfaces.server.formats.answer_grammar import Calls, answer_source, free_source
 from strata.interfaces.server.formats.choose import AnswerFormat
 from strata.interfaces.tokenizer import Tokenizer
 
@@ -157,6 +157,38 @@ def test_gpt_oss_may_think_twice_before_it_answers() -> None:
         assert following.legal([], ids) == len(ids)
     wrong = compiler._tokenizer.encode("<|channel|>final<|message|>no", special=True)
     assert following.legal([], wrong) == len(wrong) - 2
+
+
+def free(compiler: GrammarCompiler, form: AnswerFormat, prompt: str = "") -> LlguidanceConstraint:
+    if form.name is None:
+        pytest.skip("its calls are not read, so nobody sees its tools")
+    return compiler.compile(free_source(form, compiler.rules(), prompt, Calls(FUNCTIONS, several=True)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1 << 20), prompt=PROMPTS)
+def test_whatever_a_model_wants_its_calls_are_whole(
+    family: AnswerFormat, compiler: GrammarCompiler, seed: int, prompt: str
+) -> None:
+    text = answer(compiler, family, free(compiler, family, prompt), seed)
+    content, calls = read(family, prompt, text, must_call=False)
+    check(calls)
+    assert family.calls is None or family.calls.markers.begin not in content
+
+
+def test_all_else_is_free(family: AnswerFormat, compiler: GrammarCompiler) -> None:
+    following, encode = free(compiler, family), compiler._tokenizer.encode
+    stop = min(compiler._tokenizer.stop_ids)
+    begin = "<|channel|>final<|message|>" if family.harmony else ""
+    for text in ("", "Well, {no json} <tool \u00e9<thi\n", "nothing </call> here"):
+        ids = encode(begin + text, special=True)
+        assert following.legal([], [*ids, stop]) == len(ids) + 1
+    if family.calls is not None:
+        broken = encode(f"I call. {family.calls.markers.begin}nothing", special=True)
+        assert following.legal([], broken) < len(broken)
+    if family.thinks and family.calls is not None and not compiler.rules().is_token("<think>"):
+        thought = encode(f"<think>{family.calls.markers.begin}no</think>So.", special=True)
+        assert following.legal([], [*thought, stop]) == len(thought) + 1
 
 
 @pytest.mark.parametrize("required", [5, "count", [["count"]], [None]])

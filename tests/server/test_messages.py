@@ -138,6 +138,18 @@ def test_a_tool_that_must_be_called(server: Harness, choice: dict[str, Any]) -> 
         jsonschema.validate(used[0]["input"], SCHEMA)
 
 
+def test_a_strict_tool_binds_a_call_that_the_model_makes_by_itself(server: Harness, speaking: Script) -> None:
+    """Its arguments follow the schema, whatever it wanted to write; what is no call stays as it was."""
+    speaking.say('So: {}.\n<tool_call>\n{"name": "add", "arguments": {"a": "two", "b": []}}\n</tool_call>')
+    for strict in (False, True):
+        got = message(server, tools=[{**TOOLS[0], "strict": strict}], max_tokens=250)
+        text, used = got["content"][:2]
+        assert text["text"] == "So: {}." and used["type"] == "tool_use"
+        assert (used["input"] == {"a": "two", "b": []}) != strict
+        if strict:
+            jsonschema.validate(used["input"], SCHEMA)
+
+
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "2+3?", "cache_control": {"type": "ephemeral"}}]},
     {

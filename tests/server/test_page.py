@@ -49,6 +49,73 @@ def test_the_files_need_no_key_and_nothing_from_elsewhere(serve: Serve) -> None:
     assert server.get("/stats", headers={"authorization": "Bearer k"}).status == 200
 
 
+def test_heads_and_other_methods(serve: Serve) -> None:
+    """Monitors ask HEAD; nothing else is answered, and nobody learns more by asking otherwise."""
+    server = serve(keys=("k",))
+    assert server.request("HEAD", "/health", b"").status == server.get("/health").status == 200
+    for path in page_files():
+        head = server.request("HEAD", path, b"")
+        assert head.status == 200 and "content-security-policy" in head.headers
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
+            reply = server.request(method, path, b"{}")
+            assert reply.status == 405 and reply.error and reply.headers["allow"]
+    for method in ("HEAD", "POST", "DELETE"):
+        assert server.request(method, "/stats", b"{}").status == 401
+        assert server.request(method, "/stats", b"{}", headers={"x-api-key": "k"}).status == 405
+    assert server.request("OPTIONS", "/stats", b"").status == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/page/../app.py",
+            "/page/%2e%2e/app.py",
+            "/page/..%2fapp.py",
+            "/page/....//app.py",
+            "/page//app.js",
+        ),
+        *("//etc/passwd", "/page/app.js\x00.html", "/page/", "/page", "/web/index.html", "/page/app.js%00"),
+        *(
+            "/index.html",
+            "/page/index.html",
+            "/PAGE/APP.JS",
+            "/stats/",
+            "/stats;a",
+            "/page\\app.py",
+            "/\ud83d",
+        ),
+        "/" + "a" * 5000,
+    ],
+)
+def test_paths_that_are_none(serve: Serve, path: str) -> None:
+    """Files are a table, so that no path leads out of the folder; with a key 404, without one 401."""
+    server = serve(keys=("k",))
+    raw = path.encode("utf-8", "surrogatepass").decode("latin-1")
+    assert server.get(raw).status == 401
+    reply = server.get(raw, headers={"authorization": "Bearer k"})
+    assert reply.status in (307, 404) and b"import" not in reply.body
+    if reply.status == 307:
+        assert reply.headers["location"].startswith("http://localhost/")
+
+
+def test_keys_that_are_none(serve: Serve) -> None:
+    server = serve(keys=("k\u00e9y",))
+    right = {"authorization": "Bearer k\u00e9y"}
+    assert server.get("/stats", headers=right).status == 200
+    for wrong in (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic a",
+        "Bearer k",
+        "Bearer k\u00e9y k",
+        "k\u00e9y",
+        "Bearer\tx",
+    ):
+        assert server.get("/stats", headers={"authorization": wrong}).status == 401
+
+
 def test_stats(tiny: Harness) -> None:
     """The documented shape; heat is counted from the first question on."""
     before = tiny.get("/stats").json

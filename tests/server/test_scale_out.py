@@ -219,6 +219,9 @@ def test_an_answer_from_as_many_replicas_as_it_takes() -> None:
 
 # With Ray
 
+_LONGEST = 240.0
+"""Seconds for an answer: a replica that takes another's place imports everything again."""
+
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
@@ -245,7 +248,7 @@ def cluster() -> Iterator[str]:
 def _post(address: str, body: bytes) -> tuple[str, str]:
     """Text and id of an answer; of a stream, all of its events must be there."""
     request = urllib.request.Request(address + CHAT, body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=240) as reply:
+    with urllib.request.urlopen(request, timeout=_LONGEST) as reply:
         data = reply.read()
     if not data.startswith(b"data:"):
         answer = json.loads(data)
@@ -273,23 +276,28 @@ def test_a_replica_that_dies_under_load_loses_no_request(cluster: str) -> None:
     ]
     alone = [_post(address, body)[0] for body in bodies]
     assert len(set(alone)) > 3
-    killed = threading.Event()
+    enough, answered_one = threading.Event(), threading.Semaphore(0)
 
     def many(number: int) -> list[bool]:
         same = []
-        while not killed.is_set() or len(same) < 6:
+        while not enough.is_set() or len(same) < 6:
             same.append(_post(address, bodies[number % 6])[0] == alone[number % 6])
+            answered_one.release()
         return same
+
+    def as_many_answers() -> None:
+        """As there are clients, counted from the last time: all of them are at it."""
+        assert all(answered_one.acquire(timeout=_LONGEST) for _ in running)
 
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(many, number) for number in range(8)]
         try:
-            time.sleep(2)
+            as_many_answers()
             _kill_one_replica()
-            time.sleep(1)
+            as_many_answers()
         finally:
-            killed.set()
-        results = [each.result(240) for each in running]
+            enough.set()
+        results = [each.result(_LONGEST) for each in running]
     assert all(all(same) for same in results) and sum(map(len, results)) >= 48
 
 

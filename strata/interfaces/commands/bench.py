@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,9 @@ def command(
       strata bench demo --speculative -md demo-draft -n 256
     """
     form = _form(as_csv, as_json)
+    kind = _kind(speculative, dry_launch)
+    given = {"--csv": as_csv, "--ops": ops, "--no-warmup": no_warmup, "--timeline": timeline is not None}
+    _check_options(kind, draft, launch_us, given)
     config = _config(config_file, settings, model, threads, draft)
     if speculative:
         _compare_drafts(config, max(generate), repetitions, as_json)
@@ -118,6 +122,24 @@ def _form(as_csv: bool, as_json: bool) -> str:
     if as_csv and as_json:
         raise UsageError("--csv and --json were both given", remedy="choose one")
     return "csv" if as_csv else "json" if as_json else "md"
+
+
+def _kind(speculative: bool, dry_launch: bool) -> str:
+    """The flag that asks for another kind of benchmark, or ""."""
+    if speculative and dry_launch:
+        raise UsageError("--speculative and --dry-launch were both given", remedy="choose one")
+    return "--speculative" if speculative else "--dry-launch" if dry_launch else ""
+
+
+def _check_options(kind: str, draft: str | None, launch_us: float, given: dict[str, bool]) -> None:
+    """UsageError for options that would have no effect. given: those that only the usual kind knows."""
+    idle = [name for name, there in given.items() if there and kind]
+    if idle:
+        raise UsageError(f"{idle[0]} has no effect with {kind}", remedy="leave one of them out")
+    if draft is not None and kind != "--speculative":
+        raise UsageError("--model-draft has an effect with --speculative only", remedy="add it")
+    if math.isnan(launch_us):
+        raise UsageError("--launch-us is no number", remedy="microseconds, e.g. 4")
 
 
 def _config(

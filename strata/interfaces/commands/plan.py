@@ -54,13 +54,20 @@ def command(
     from strata.interfaces.hardware import hardware as find_hardware
     from strata.interfaces.plan_report import report
     from strata.interfaces.planning import plan_model
-    from strata.interfaces.terminal import styled
+    from strata.interfaces.terminal import note, styled
 
     machine = find_hardware(hardware)
     plan = plan_model(config, machine, depth)
+    if config.device.use == "cuda" and machine.device is None:
+        where = config.where("device.use")
+        note(f"note: device.use is cuda ({where}), but {_whose(hardware)} has no card: planned without one")
     if as_json:
         click.echo(json.dumps({**plan.to_json(), "hardware": machine.to_json()}, indent=2))
     else:
         terminal = styled(sys.stdout)
         width = shutil.get_terminal_size().columns if terminal else None
         click.echo(report(plan, machine, width=width, styled=terminal))
+
+
+def _whose(hardware: str | None) -> str:
+    return "this machine" if hardware is None else hardware

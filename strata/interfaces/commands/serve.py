@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,8 +28,17 @@ PARALLEL = 4
 """Contexts that the KV cache holds, unless told otherwise: with one, a request keeps all others waiting."""
 
 
+def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorators add options from the last to the first."""
+    for names, option, metavar, text in reversed(_FLAGS):
+        add = click.option(*names, option.replace(".", "__"), metavar=metavar, help=text)
+        function = add(function)
+    return function
+
+
 @click.command("serve")
 @click.argument("model", required=False, metavar="[MODEL]")
+@_flags
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @no_draft_option
@@ -68,10 +79,6 @@ def command(
     overrides += [Override("model.path", model, "MODEL")] if model is not None else []
     overrides += [Override("server.log", "json", "--log-json")] if log_json else []
     return start(config_file, overrides, show_config, timeline, record_trace)
-
-
-for _names, _option, _metavar, _text in reversed(_FLAGS):
-    command = click.option(*_names, _option.replace(".", "__"), metavar=_metavar, help=_text)(command)
 
 
 def start(

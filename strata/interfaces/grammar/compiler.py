@@ -137,7 +137,7 @@ class LlguidanceConstraint:
 
     def _go_to(self, answer: list[int]) -> None:
         answer = self._before_stop(answer)
-        same = _common(self._taken, answer)
+        same = common_length(self._taken, answer)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
             del self._taken[same:]
@@ -175,7 +175,7 @@ class _Vocabulary:
         return self._encode(text)
 
 
-def _common(first: list[int], second: list[int]) -> int:
+def common_length(first: list[int], second: list[int]) -> int:
     """How many items from the beginning are the same; usually all of the first."""
     if second[: len(first)] == first:
         return len(first)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from strata.errors import UsageError
 from strata.interfaces.grammar.compiler import MAX_WRITTEN, free_grammar
 from strata.interfaces.grammar.source import MAX_BYTES, Grammar
+from strata.interfaces.strict_json import JsonError, read_json
 
 
 def read_grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | None:
@@ -19,8 +19,8 @@ def read_grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | No
     if json_schema is None:
         return None
     try:
-        schema = json.loads(_text(json_schema, MAX_BYTES))
-    except (ValueError, RecursionError) as error:
+        schema = read_json(_text(json_schema, MAX_BYTES))
+    except JsonError as error:
         raise UsageError(f"{json_schema} is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise UsageError(f"{json_schema} is no JSON object", remedy='write a schema, e.g. {"type": "object"}')
@@ -32,7 +32,10 @@ def _text(path: Path, most: int) -> str:
         raise UsageError(f"{path} is not there, or no file")
     with path.open("rb") as file:
         data = file.read(most + 1)
+    if len(data) > most:  # before decoding: it may be cut inside a character
+        size = max(path.stat().st_size, len(data))
+        raise UsageError(f"{path} has {size} bytes, {most} are allowed", remedy="simplify it")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: {error.reason} at {error.start}") from None

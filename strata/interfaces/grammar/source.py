@@ -64,12 +64,30 @@ class Rules:
         index = self._token_id(text)
         return quoted(text) if index is None else f"<[{index}]>"
 
+    def is_token(self, text: str) -> bool:
+        """Whether the tokenizer has a control token of that text."""
+        return self._token_id(text) is not None
+
     def until(self, end: str, least: int = 0, most: int | None = None) -> str:
         """A term: text of so many characters, and the marker that ends it."""
         text = f"/(?s:.{{{least},{'' if most is None else most}}})/"
         if self._token_id(end) is None:
             return self._rule(f"[suffix={quoted(end)}]: {text}")
         return f"{self._rule(f': {text}')} {self.marker(end)}"
+
+    def free(self, without: Sequence[str]) -> str:
+        """A terminal: any text, without control tokens and without these other markers."""
+        name = f"FREE{len(self._rules)}"
+        plain = [_in_regex(text) for text in without if self._token_id(text) is None]
+        unless = f" & ~/(?s:.*)({'|'.join(plain)})(?s:.*)/" if plain else ""
+        self._rules.append(f"{name}: /(?s:.*)/{unless}")
+        return name
+
+    def after(self, free: str, marker: str) -> str:
+        """A term: text of that terminal, which is `without` the marker, up to the marker and with it."""
+        if self._token_id(marker) is None:
+            return self._rule(f"[suffix={quoted(marker)}]: {free}")
+        return f"{free} {self.marker(marker)}"
 
     def grammar(self, grammar: Grammar) -> str:
         """A term: what the grammar allows."""
@@ -113,8 +131,8 @@ def _check_multiples(text: str) -> None:
 
 
 def quoted(text: str) -> str:
-    """A text as a term."""
-    return json.dumps(text, ensure_ascii=False)
+    """A text as a term. The library's reader takes any character but U+007F as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def one_of(terms: Iterable[str]) -> str:
@@ -130,6 +148,11 @@ def choice(texts: Sequence[str]) -> Grammar:
 def regex(pattern: str) -> Grammar:
     """Texts that match as a whole, in the syntax of Rust's crate `regex`: no look-around, no references."""
     return Grammar(lark=f"start: /{_SPECIAL.sub(_in_slashes, pattern)}/")
+
+
+def _in_regex(text: str) -> str:
+    """A text between slashes."""
+    return re.escape(text).replace("/", r"\/")
 
 
 _SPECIAL = re.compile(r"\\(?s:.)|/|\n")

@@ -28,6 +28,7 @@ from strata.interfaces.server.completions import completion
 from strata.interfaces.server.errors import ApiError, ErrorResponse, api_error, validation_error
 from strata.interfaces.server.gate import CLIENT_LEFT, Gate
 from strata.interfaces.server.health import health
+from strata.interfaces.server.json_body import JsonRoute
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.metrics import CONTENT_TYPE
 from strata.interfaces.server.page import page_files, page_response
@@ -55,6 +56,7 @@ def build_app(service: Service, *, keys: Sequence[str] = (), log: RequestLog | N
     """The application with its gate. keys: API keys, any of which lets a client in."""
     config = service.config.server
     app = FastAPI(title="Strata", version=__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     _add_errors(app)
     _add_answers(app, service)
     _add_messages(app, service)
@@ -163,8 +165,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}", responses=_responses(*_ALWAYS, 503), response_model=replies.ModelCard)
     async def model(name: str) -> Response:
-        """The model, if that is its name."""
-        if name != service.name:
+        """The model, if that is its name, or what it was started by; the answer has its name."""
+        if name not in service.names:
             raise ApiError(404, f"there is no model of that name; {service.name} is served", param="model")
         return JSONResponse(card())
 
@@ -177,6 +179,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
         """Whether requests are answered and tokens come. Needs no key."""
         state = health(service)
         return JSONResponse(state, 200 if state["status"] == "ok" else 503)
+
+    app.add_api_route("/health", health_state, methods=["HEAD"], include_in_schema=False)
 
     @app.get("/metrics", responses=_responses(*_ALWAYS), response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -194,7 +198,9 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     for path, (content, kind) in page_files().items():
         answer = functools.partial(page_response, content, kind)
-        app.add_api_route(path, answer, methods=["GET"], include_in_schema=False, response_class=Response)
+        app.add_api_route(
+            path, answer, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response
+        )
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -23,6 +23,7 @@ from strata.interfaces.server.errors import bad_request
 from strata.interfaces.server.generation import IDLE, Call, Choice, Piece
 from strata.interfaces.server.logprobs import chat_logprobs
 from strata.interfaces.server.output import CallDelta, Part
+from strata.interfaces.server.reasoning_budget import reasoning_of, with_budget
 from strata.interfaces.server.schema import ChatBody
 from strata.interfaces.server.service import Service, head, usage
 from strata.interfaces.server.sse import KEEP_ALIVE, event
@@ -101,10 +102,13 @@ def _constraints(
     service: Service, body: ChatBody, prompt: str, tools: list[dict[str, Any]], wanted: Wanted | None
 ) -> Callable[[], Constraint | None]:
     """Makes one for each choice. Compiles the grammar, which may take a second: not in the event loop."""
-    source = chat_source(service.model, service.answer_format, body, prompt, tools, wanted)
-    if source is None:
-        return lambda: None
-    return service.model.grammars.compiled(source)
+    model, form = service.model, service.answer_format
+    source = chat_source(model, form, body, prompt, tools, wanted)
+    makes: Callable[[], Constraint | None] = model.grammars.compiled(source) if source else lambda: None
+    if body.thinking_token_budget is None:
+        return makes
+    reasoning = reasoning_of(form, model.format, prompt, tools=bool(tools))
+    return with_budget(model, reasoning, body.thinking_token_budget, makes) if reasoning else makes
 
 
 @dataclass

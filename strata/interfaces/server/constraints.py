@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +9,10 @@ from strata.interfaces.grammar.compiler import free_grammar
 from strata.interfaces.grammar.source import Grammar, choice, regex
 from strata.interfaces.models import LoadedModel
 from strata.interfaces.server.errors import bad_request
-from strata.interfaces.server.formats.answer_grammar import Calls, answer_source
+from strata.interfaces.server.formats.answer_grammar import Calls, answer_source, free_source
 from strata.interfaces.server.formats.choose import AnswerFormat
 from strata.interfaces.server.schema import ChatBody, ResponseFormat, Sampling, ToolChoice
+from strata.interfaces.strict_json import JsonError, read_json
 
 _OBJECT = {"type": "object"}
 
@@ -73,8 +73,8 @@ def _of_schema(schema: Mapping[str, Any] | str | None, param: str) -> Grammar | 
     """vLLM's clients send the schema as text, too."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except ValueError as error:
+            schema = read_json(schema)
+        except JsonError as error:
             raise bad_request(f"{param} is not JSON: {error}", param) from None
         if not isinstance(schema, dict):
             raise bad_request(f"{param} is no JSON object", param)
@@ -109,14 +109,16 @@ def chat_source(
 ) -> str | None:
     """The grammar of a chat's answer; None: it is free. tools: those that may be called.
 
-    With a grammar for the content a model may still call a tool instead, where it may call any.
+    With a grammar for the content a model may still call a tool instead, where it may call any. A `strict`
+    tool binds all calls of an answer that is free otherwise.
     """
-    forced = must_call(body)
-    if wanted is None and not forced:
-        return None
+    forced, rules = must_call(body), model.grammars.rules()
     named = isinstance(body.tool_choice, ToolChoice)
     functions = [tool["function"] for tool in tools]
     several = not named and body.parallel_tool_calls is not False
     calls = Calls(functions, several) if functions else None
+    if wanted is None and not forced:
+        strict = any(function.get("strict") for function in functions)
+        return free_source(form, rules, prompt, calls) if calls and strict else None
     content = None if forced or wanted is None else wanted.grammar
-    return answer_source(form, model.grammars.rules(), prompt, content, calls)
+    return answer_source(form, rules, prompt, content, calls)

@@ -40,12 +40,18 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.body = ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
+        shown, field = _encodable(message), _encodable(param)
+        self.body = ErrorResponse(error=ErrorBody(message=shown or "", type=kind, param=field, code=code))
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
 
     def content(self) -> dict[str, Any]:
         """The JSON body."""
         return self.body.model_dump()
+
+
+def _encodable(text: str | None) -> str | None:
+    """Without half surrogate pairs: a key of the client's body may have some."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -84,9 +90,6 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     """The first of pydantic's complaints. The value itself is not repeated: it may be long, or no text."""
     first: dict[str, Any] = errors[0] if errors else {"loc": (), "msg": "invalid"}
     places = [part for part in first["loc"] if part not in ("body", "query", "path")]
-    if first.get("type") == "json_invalid":
-        reason = dict(first.get("ctx") or {}).get("error", "")
-        return bad_request(f"the body is not JSON: {reason} at character {places[0] if places else 0}")
     if not places:
         return bad_request(f"the body: {first['msg']}")
     where = str(places[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places[1:])

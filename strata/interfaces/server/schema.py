@@ -216,6 +216,7 @@ class ChatBody(Sampling):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=_LARGEST)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None

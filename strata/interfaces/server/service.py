@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 import anyio
@@ -65,6 +66,11 @@ class Service:
         """The model's name for clients."""
         given = self.config.server.model_name
         return given if given != "auto" else self.model.name
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that clients may call the model: also its own name, and the last part of its path."""
+        return frozenset((self.name, self.model.name, PurePath(self.config.model.path).name))
 
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:

@@ -44,8 +44,9 @@ class Installation:
         """Where the unit lies."""
         if not self.own:
             return _SYSTEM_UNITS / self.unit
-        base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-        return Path(base).expanduser() / "systemd" / "user" / self.unit
+        named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+        base = named if named.is_absolute() else Path("~/.config").expanduser()  # as its specification says
+        return base / "systemd" / "user" / self.unit
 
     def write(self, text: str) -> None:
         """Replace what an earlier install wrote. UsageError for somebody else's unit of that name."""

@@ -32,6 +32,7 @@ def _chat(body: CountBody) -> dict[str, Any]:
         thinks = body.thinking.type != "disabled"
         # The two names that published templates read.
         chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+        chat["thinking_token_budget"] = body.thinking.budget_tokens if thinks else None
     if isinstance(body, MessagesBody):
         chat |= {name: getattr(body, name) for name in _SAME} | {"max_tokens": body.max_tokens}
         chat["stop"] = list(dict.fromkeys(body.stop_sequences)) if body.stop_sequences else None
@@ -109,8 +110,7 @@ def _text(blocks: Sequence[Block], param: str) -> str:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if "description" in tool:
-        function["description"] = tool["description"]
+    function |= {name: tool[name] for name in ("description", "strict") if name in tool}
     return {"type": "function", "function": function}
 
 

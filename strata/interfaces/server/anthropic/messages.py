@@ -21,6 +21,8 @@ from strata.interfaces.server.output import Part
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.text import chat_messages, chat_prompt, template_variables
 from strata.interfaces.server.transport import streamed_answer, whole_answer
+from strata.interfaces.strict_json import JsonError, read_json
+from strata.interfaces.tokenizer import well_formed
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -151,8 +153,9 @@ def _grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 def _object(text: str) -> dict[str, Any]:
     """Arguments as an object. What a model wrote may be none, or cut off: then there are none."""
     try:
-        value = json.loads(text or "{}", strict=False)
-    except (ValueError, RecursionError):
+        value = read_json(text or "{}", strict=False)
+        value = read_json(well_formed(json.dumps(value, ensure_ascii=False)))  # half surrogate pairs
+    except JsonError:
         return {}
     return value if isinstance(value, dict) else {}
 

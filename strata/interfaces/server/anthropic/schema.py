@@ -34,12 +34,13 @@ class InputMessage(Strict):
 
 
 class MessagesTool(Strict):
-    """A function; input_schema: of its arguments. Only custom tools."""
+    """A function; input_schema: of its arguments, which strict holds to it. Only custom tools."""
 
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 class MessagesToolChoice(Strict):
@@ -51,9 +52,10 @@ class MessagesToolChoice(Strict):
 
 
 class ThinkingConfig(Strict):
-    """What the chat template is told, where it can switch reasoning."""
+    """What the chat template is told, where it can switch reasoning; budget_tokens: the most it may take."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=_LARGEST)
 
 
 class CountBody(Strict):

@@ -1,4 +1,7 @@
-"""The grammar of a whole answer: reasoning as the family writes it, then content or calls."""
+"""The grammar of a whole answer: reasoning as the family writes it, then content or calls.
+
+Or, where only calls must have a form, an answer that is free until a call begins.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from strata.interfaces.server.formats.tagged import Thinking
 _MOST_CALLS = 16
 """In one answer: a weak model that must call would go on for ever."""
 _SPACE = r"/[ \n]{0,4}/"
+_ANYTHING = Grammar(lark="start: /(?s:.*)/")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,24 @@ def answer_source(
     return rules.source(f"{_reasoning(rules, form.thinking(prompt), prompt)} {one_of(wanted)}")
 
 
+def free_source(form: AnswerFormat, rules: Rules, prompt: str, calls: Calls) -> str:
+    """For `GrammarCompiler.compile`: any answer, whose calls are some of these and whole.
+
+    It follows the reader: inside reasoning nothing is a call. form: one whose calls are known.
+    """
+    if form.calls is None:
+        return rules.source(_harmony(rules, _ANYTHING, calls, ("analysis", "commentary")))
+    thinking, markers = form.thinking(prompt), form.calls.markers
+    begins = [markers.begin] + ([thinking.begin] if thinking else [])
+    free = rules.free(begins)
+    sections = [f"{rules.after(free, markers.begin)} {_call(form, rules, calls)}"]
+    sections += [f"{free} {rules.marker(text)}" for text in markers.ignored if rules.is_token(text)]
+    if thinking:
+        sections.append(f"{rules.after(free, thinking.begin)} {rules.until(thinking.end)}")
+    begun = rules.until(thinking.end) if thinking and thinking.open_at_start else ""
+    return rules.source(f"{begun} {one_of(sections)}* {free}")
+
+
 def _reasoning(rules: Rules, thinking: Thinking | None, prompt: str) -> str:
     """Nothing where the prompt has ended the reasoning already, as templates do that switch it off."""
     if thinking is None or prompt.rstrip().endswith(thinking.end):
@@ -50,18 +72,30 @@ def _reasoning(rules: Rules, thinking: Thinking | None, prompt: str) -> str:
 def _calls(form: AnswerFormat, rules: Rules, calls: Calls) -> str:
     if form.calls is None:
         return one_of(bare_terms(rules, function) for function in calls.functions)
-    markers, terms = form.calls.markers, form.calls.terms
-    any_call = one_of(terms(rules, function, form.source) for function in calls.functions)
-    call = f"{rules.marker(markers.begin)} {any_call} {rules.marker(markers.end)}"
+    markers = form.calls.markers
+    call = f"{rules.marker(markers.begin)} {_call(form, rules, calls)}"
     more = f"({quoted(chr(10))}? {call}){{0,{_MOST_CALLS - 1}}}" if calls.several else ""
     around = [rules.marker(text) for text in markers.ignored]
     return f"({' '.join([*around[:1], call, more, *around[1:]])})"
 
 
-def _harmony(rules: Rules, content: Grammar | None, calls: Calls | None) -> str:
-    """The prompt ends before the channel. One call an answer: the marker behind it is a stop token."""
+def _call(form: AnswerFormat, rules: Rules, calls: Calls) -> str:
+    """Behind the marker that begins a call, up to the one that ends it."""
+    assert form.calls is not None
+    terms = one_of(form.calls.terms(rules, function, form.source) for function in calls.functions)
+    return f"{terms} {rules.marker(form.calls.markers.end)}"
+
+
+def _harmony(
+    rules: Rules, content: Grammar | None, calls: Calls | None, before: Sequence[str] = ("analysis",)
+) -> str:
+    """The prompt ends before the channel. One call an answer: the marker behind it is a stop token.
+
+    before: channels of messages that may come first.
+    """
     channel, message, start = (rules.marker(text) for text in ("<|channel|>", "<|message|>", "<|start|>"))
-    analysis = f"{channel} {quoted('analysis')} {message} {rules.until('<|end|>')} {start}"
+    names = one_of(quoted(name) for name in before)
+    analysis = f"{channel} {names} {message} {rules.until('<|end|>')} {start}"
     wanted = [] if content is None else [f"{channel} {quoted('final')} {message} {rules.grammar(content)}"]
     wanted += [] if calls is None else [harmony_terms(rules, function) for function in calls.functions]
     return f"({analysis} {quoted('assistant')})* {one_of(wanted)}"

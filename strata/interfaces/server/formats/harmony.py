@@ -16,6 +16,10 @@ from strata.interfaces.server.output import Part
 _BODY = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 MARKERS = (_BODY, *_ENDS, "<|channel|>", "<|constrain|>")
+ANALYSIS, ANALYSIS_END = "<|channel|>analysis<|message|>", "<|end|>"
+HANDED_OVER = "<|end|><|start|>assistant"
+"""Behind reasoning: the model chooses what follows."""
+TO_THE_FINAL = f"{HANDED_OVER}<|channel|>final<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata.interfaces.server.formats.call_reader import CallPiece
+from strata.interfaces.strict_json import JsonError, read_json
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 # The usual order. Any other is read when the object is complete.
@@ -40,8 +41,8 @@ class JsonCall:
         if self._value is not None:
             return []
         try:
-            value = json.loads(self._text, strict=False)
-        except (ValueError, RecursionError):
+            value = read_json(self._text, strict=False)
+        except JsonError:
             return []
         name = value.get("name") if isinstance(value, dict) else None
         return [CallPiece(name), CallPiece(None, _arguments(value))] if isinstance(name, str) else []

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.interfaces.server.formats.call_reader import CallPiece
+from strata.interfaces.strict_json import JsonError, read_json
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,6 @@ class KeyedCall:
         if isinstance(schema, dict) and schema.get("type") == "string":
             return text
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return read_json(text)
+        except JsonError:
             return text

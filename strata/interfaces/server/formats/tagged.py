@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from strata.interfaces.server.formats.call_reader import CallPiece, CallReader
 from strata.interfaces.server.output import CallDelta, Part
+from strata.interfaces.tokenizer import well_formed
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class CallCounter:
         return [self._part(piece) for piece in pieces]
 
     def _part(self, piece: CallPiece) -> Part:
+        """Half a surrogate pair, which JSON can spell, must not get into an answer."""
+        arguments = well_formed(piece.arguments)
         if piece.name is None:
-            return Part(call=CallDelta(self.count - 1, piece.arguments))
+            return Part(call=CallDelta(self.count - 1, arguments))
         self.count += 1
-        return Part(
-            call=CallDelta(self.count - 1, piece.arguments, f"call_{uuid.uuid4().hex[:24]}", piece.name)
-        )
+        index = f"call_{uuid.uuid4().hex[:24]}"
+        return Part(call=CallDelta(self.count - 1, arguments, index, well_formed(piece.name)))
 
 
 class TaggedOutput:
