@@ -5,17 +5,24 @@
 // proposed token x is accepted with probability p(x), and the token instead comes from p without x, here with
 // the same random number, so that a seed gives the same text with and without drafts. It is
 // strata/engine/sampler.py's choice among the candidates of head_topk: top_k, top_p, min_p, temperature,
-// draw.
+// draw. The sampler computes in f64: where sums in f32 could choose otherwise, the host must decide.
 //
 // values f32 and ids i32 [rows, top]: candidates, best first, id -1 where there are no more. Rows
 // first_row[s] .. first_row[s + 1] - 1 are sequence s's; draft[row] i32 is what was proposed after a row (of
-// the last row: nothing, not read). settings f32 [sequences, 4]: 1 / temperature (0: greedy), top_p, ln min_p
-// (-3e38: none), top_k (0: all candidates). uniforms f32 [rows], in [0, 1). accepted and tokens are
-// i32 [sequences]; token -1: a row had no candidate. Grid: sequences / 4, one warp each. Must move: the
-// candidates of the rows up to the first that was rejected.
+// the last row: nothing, not read). settings f32 [sequences, 4]: 1 / temperature (0: greedy; else 1e-6 to
+// 1e6, so that no candidate weighs nothing), top_p, ln min_p (-3e38: none), top_k (0: all candidates).
+// uniforms f32 [rows], in [0, 1). accepted and tokens are i32 [sequences]; token -1: undecided, for a row was
+// not finite, had no candidate, or its number lay within kMargin of a border. Grid: sequences / 4, one warp
+// each. Must move: the candidates of the rows up to the first that was rejected.
 #include "device.cuh"
 
-constexpr int kVerifyWarps = 4;
+constexpr int kVerifyWarps = 4, kUndecided = -1;
+constexpr float kNotFinite = 3.40282347e38f;  // what head_topk makes of NaN
+// Of all weights together. A weight is off by at most 1.5e-7 of the best one's (rounding of its exponent and
+// of exp2), a sum of 128 by 2e-5, and the sum is at least the best one's weight.
+constexpr float kMargin = 1.0f / 16384;
+// Of the larger term of a sum of two: more than an f32's rounding of terms and sum.
+constexpr float kSumMargin = 1.0f / (1 << 21);
 
 struct SamplerSettings {
     float inverse_temperature, top_p, log_min_p;
@@ -43,8 +50,8 @@ struct RowCandidates {
         return warp_sum(sum);
     }
 
-    // The first candidate up to which the weights reach `target`, or exceed it; else the last with a weight.
-    METHOD int first_at(float factor, float target, bool beyond) const {
+    // The first candidate up to which the weights exceed `target`; else the last with a weight.
+    METHOD int first_beyond(float factor, float target) const {
         const int lane = threadIdx.x % kWarp;
         float before = 0.0f;
         int last = 0;
@@ -56,14 +63,20 @@ struct RowCandidates {
                 if (lane >= distance) sum += other;
             }
             sum += before;
-            const bool there = begin + lane < count && (beyond ? sum > target : sum >= target);
-            const u32 found = __ballot_sync(FULL, there);
+            const u32 found = __ballot_sync(FULL, begin + lane < count && sum > target);
             if (found != 0) return begin + __popc((found & (0u - found)) - 1);  // its lowest bit
             const u32 possible = __ballot_sync(FULL, own > 0.0f);               // a beginning: weights fall
             if (possible != 0) last = begin + __popc(possible) - 1;
             before = __shfl_sync(FULL, sum, kWarp - 1);
         }
         return last;
+    }
+
+    // The candidate in which `share` of all weights is reached, or kUndecided.
+    METHOD int first_at_share(float factor, float share) const {
+        const float all = total(factor), margin = all * kMargin;
+        const int low = first_beyond(factor, share * all - margin);
+        return low == first_beyond(factor, share * all + margin) ? low : kUndecided;
     }
 
     // How many of them, a beginning, are at least `least`.
@@ -77,16 +90,30 @@ struct RowCandidates {
     }
 };
 
-// The token that the sampler chooses; the same in all lanes.
+// How many candidates min_p leaves, or kUndecided.
+DEVICE int likely_enough(const RowCandidates& row, float log_min_p) {
+    if (log_min_p < -1e38f) return row.count;
+    const float least = row.values[0] + log_min_p;
+    const float margin = fmaxf(fabsf(row.values[0]), fabsf(log_min_p)) * kSumMargin;
+    const int count = row.at_least(least + margin);
+    return count == row.at_least(least - margin) ? count : kUndecided;
+}
+
+// The token that the sampler chooses, or kUndecided; the same in all lanes.
 DEVICE int sampled(RowCandidates row, const SamplerSettings& settings, float uniform) {
     constexpr float kLog2E = 1.4426950408889634f;
+    if (row.values[0] >= kNotFinite) return kUndecided;
     if (settings.inverse_temperature == 0.0f) return row.ids[0];
     if (settings.top_k > 0) row.count = min(row.count, settings.top_k);
-    if (settings.top_p < 1.0f)
-        row.count = row.first_at(kLog2E, settings.top_p * row.total(kLog2E), false) + 1;
-    row.count = row.at_least(row.values[0] + settings.log_min_p);
-    const float factor = settings.inverse_temperature * kLog2E;
-    return row.ids[row.first_at(factor, uniform * row.total(factor), true)];
+    if (settings.top_p < 1.0f) {
+        const int last = row.first_at_share(kLog2E, settings.top_p);
+        if (last == kUndecided) return kUndecided;
+        row.count = last + 1;
+    }
+    row.count = likely_enough(row, settings.log_min_p);
+    if (row.count == kUndecided) return kUndecided;
+    const int chosen = row.first_at_share(settings.inverse_temperature * kLog2E, uniform);
+    return chosen == kUndecided ? kUndecided : row.ids[chosen];
 }
 
 extern "C" __global__ void __launch_bounds__(kVerifyWarps* kWarp)

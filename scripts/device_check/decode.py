@@ -126,7 +126,6 @@ def decode(store: MadeUpStore, emulated: bool, slots: int, misses: Any) -> dict[
         logit_rows=1,
         blocks=64,
         stream_experts=2,
-        pinned=True,
         inserts_per_step=None,
         simulated=speeds if emulated else None,
     )

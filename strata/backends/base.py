@@ -100,10 +100,45 @@ class BestLogits(NamedTuple):
     ids: NDArray[np.int32]
 
 
+class Drawing(NamedTuple):
+    """How a request's sampler chooses among the best logits: top_k of them, those that reach top_p, those of
+    at least min_p, by 1 / temperature (0: the best one), with a number in [0, 1) for each of its next tokens.
+
+    log_min_p: NO_MIN_P for none. inverse_temperature else 1e-6 to 1e6.
+    """
+
+    inverse_temperature: float
+    top_p: float
+    log_min_p: float
+    top_k: int
+    numbers: Sequence[float]
+
+
+NO_MIN_P = -3e38
+"""ln min_p where there is none."""
+
+
+class DraftRows(NamedTuple):
+    """A request's rows of logits, from `first` on: of its last token, then of each token of its draft."""
+
+    first: int
+    draft: Sequence[int]
+    drawing: Drawing
+
+
+class Verified(NamedTuple):
+    """How many tokens of a draft were drawn, and the token behind them; -1: undecided, ask the sampler."""
+
+    accepted: int
+    token: int
+
+
 class Backend(Protocol):
     """Every method is one op; shapes are checked at this border and errors name op and numbers."""
 
     name: str
+    most_best: int = 0
+    """Logits of a row that `best_logits` and `verify_drafts` choose from at most; 0: read all of them."""
 
     def supports(self, op: str, fmt: str) -> bool:
         """Whether `op` (a method name) works with weight format (or KV dtype) `fmt`."""
@@ -157,8 +192,19 @@ class Backend(Protocol):
 
     def best_logits(self, logits: Array, count: int, columns: int) -> BestLogits | None:
         """The `count` best of the first `columns` of each row, best first, the lowest id first among equals;
-        None where reading all is as cheap, or where a row has NaN or fewer."""
+        None where a row has NaN or fewer. count: `most_best` at most."""
         return None
+
+    def verify_drafts(
+        self, logits: Array, drafts: Sequence[DraftRows], count: int, columns: int
+    ) -> list[Verified]:
+        """What each request's sampler draws from the `count` best of the first `columns`, and never another
+        token; undecided where it is not certain."""
+        return [Verified(0, -1)] * len(drafts)
+
+    def some_rows(self, x: Array, first: int, count: int) -> Array:
+        """Rows [first, first + count) of x: a view."""
+        return x[first : first + count]
 
     # Elementary ops.
 

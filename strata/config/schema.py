@@ -99,6 +99,9 @@ class DeviceConfig:
     kernels: "cuda" are those of csrc/cuda, which the emulated card runs in an emulator; "host" the
     processor's in their place, which only the emulated card can have; "auto" is whichever is fast.
 
+    activations: what matrices in w8 are multiplied with, of prompts and of single tokens: "bf16", or "int8"
+    with a scale per row, which is the quicker one for prompts; "auto" is bf16.
+
     memory: bytes of it that may be used, reserve: of them, kept free.
 
     workspace: the most that activations and buffers take; None: what a prefill chunk needs.
@@ -106,6 +109,7 @@ class DeviceConfig:
 
     use: Literal["auto", "none", "emulated", "cuda"] = "auto"
     kernels: Literal["auto", "host", "cuda"] = "auto"
+    activations: Literal["auto", "bf16", "int8"] = "auto"
     memory: int | None = None
     reserve: int = 3 << 30
     workspace: int | None = None
@@ -113,10 +117,14 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """Routed experts. slots: on the device, over all layers; misses: where the others are computed."""
+    """Routed experts. slots: on the device, over all layers; misses: where the others are computed.
+
+    page_lock: those that cross to a device again and again are page-locked in host memory.
+    """
 
     slots: int | None = None
     misses: Literal["auto", "cpu", "fetch"] = "auto"
+    page_lock: bool = True
 
 
 @dataclass(frozen=True)
@@ -246,6 +254,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     "device": {
         "use": Choice(("auto", "none", "emulated", "cuda")),
         "kernels": Choice(("auto", "host", "cuda")),
+        "activations": Choice(("auto", "bf16", "int8")),
         "memory": Size(low=1 << 28),
         "reserve": Size(low=0, auto=False),
         "workspace": Size(low=1 << 20),
@@ -253,6 +262,7 @@ KINDS: dict[str, dict[str, Kind]] = {
     "experts": {
         "slots": Integer(1, 1 << 20, word="auto"),
         "misses": Choice(("auto", "cpu", "fetch")),
+        "page_lock": Boolean(),
     },
     "host": {
         "memory": Size(low=1 << 28),

@@ -151,7 +151,10 @@ class Device(Protocol):
         ...
 
     def host_register(self, array: NDArray[Any], name: str) -> Buffer:
-        """Page-lock existing memory (an arena, a mapped file); `free` unlocks it and leaves it alive."""
+        """Page-lock existing memory (an arena, a mapped file); `free` unlocks it and leaves it alive.
+
+        PageLockError where the driver does not lock it; nothing has changed then.
+        """
         ...
 
     def host_pageable(self, array: NDArray[Any], name: str) -> Buffer:

@@ -31,6 +31,10 @@ class BufferKindError(DeviceError):
     """The host touches device memory, a batch has pageable memory, read-only memory is written, ..."""
 
 
+class PageLockError(DeviceError):
+    """Host memory cannot be page-locked; it can be used as plain memory all the same."""
+
+
 class EventError(DeviceError):
     """An event is waited for before it was recorded, or asked for a time that it does not have."""
 

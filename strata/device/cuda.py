@@ -5,6 +5,7 @@ Written, not yet run on hardware: tests know only that the calls have the argume
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from strata.device.buffers import (
     DeviceError,
     EventError,
     FreedBufferError,
+    PageLockError,
     bytes_at,
     flat_bytes,
 )
@@ -33,7 +35,7 @@ from strata.errors import CapacityError, HardwareError
 # Names and values of cuda_runtime_api.h that cupy does not export.
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76
 HOST_REGISTER_PORTABLE = 1
-HOST_REGISTER_READ_ONLY = 8
+HOST_REGISTER_READ_ONLY, HOST_REGISTER_READ_ONLY_SUPPORTED = 8, 113
 OUT_OF_MEMORY = 2
 NOT_READY = 600
 
@@ -85,10 +87,26 @@ class CudaDevice:
         return self._own(address, nbytes, "pinned", name)
 
     def host_register(self, array: NDArray[Any], name: str) -> Buffer:
-        """cudaHostRegister; read-only memory (a mapped file) is registered as such."""
+        """cudaHostRegister; read-only memory (a mapped file) is registered as such, where the driver can:
+        others need write access to what they lock, so that a mapping must be copied."""
         flat = flat_bytes(array)
-        flags = HOST_REGISTER_PORTABLE | (0 if flat.flags.writeable else HOST_REGISTER_READ_ONLY)
-        self._call("hostRegister", flat.ctypes.data, flat.nbytes, flags)
+        flags = HOST_REGISTER_PORTABLE
+        if not flat.flags.writeable:
+            flags |= HOST_REGISTER_READ_ONLY
+            if not self._call("deviceGetAttribute", HOST_REGISTER_READ_ONLY_SUPPORTED, self._index):
+                raise PageLockError(
+                    f"'{name}' is mapped read-only, and this driver locks writable memory alone (device "
+                    f"attribute {HOST_REGISTER_READ_ONLY_SUPPORTED} is 0)",
+                    remedy="copy it into page-locked memory",
+                )
+        try:
+            self._runtime.hostRegister(flat.ctypes.data, flat.nbytes, flags)
+        except RuntimeError as error:
+            raise PageLockError(
+                f"the driver does not lock the {flat.nbytes} bytes of '{name}': {error}; `ulimit -l` is "
+                f"{memlock_limit()}",
+                remedy="`ulimit -l unlimited`, or LimitMEMLOCK=infinity in a service's unit; or free memory",
+            ) from error
         return self._adopt(flat, array, "pinned", name)
 
     def host_pageable(self, array: NDArray[Any], name: str) -> Buffer:
@@ -286,6 +304,13 @@ class CudaDevice:
         elif allocation.kind == "pinned":
             undo = "hostUnregister" if allocation.array is not None else "freeHost"
             self._call(undo, allocation.address)
+
+
+def memlock_limit() -> str:
+    """Of this process, in words. NVIDIA's module locks pages without counting them against it (so its
+    published source), but a container's or another driver's rule may."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
 
 
 def _cuda_runtime() -> Any:

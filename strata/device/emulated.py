@@ -23,10 +23,12 @@ from strata.device.buffers import (
     Bytes,
     DeviceError,
     EventError,
+    flat_bytes,
 )
 from strata.device.checks import Direction, batch_direction, copy_direction
 from strata.device.emulated_clock import Engine, HostClock
 from strata.device.emulated_copies import copy_cost, movement, pageable_seconds
+from strata.device.emulated_locks import PageLocks
 from strata.device.emulated_memory import Memory, bytes_of, own
 from strata.device.emulated_order import EmulatedEvent, EmulatedStream, Op, Order, own_event, own_stream
 from strata.device.emulated_races import Shadow
@@ -51,7 +53,8 @@ class EmulatedDevice:
     """See the module's text and `strata.device.base.Device`.
 
     seed: of the order in which ops run; None: the order of the calls. with_data False: nothing is stored or
-    computed, so that sizes may be those of a real machine; times and races stay.
+    computed, so that sizes may be those of a real machine; times and races stay. locks: what may be
+    page-locked, anything at once unless told.
     """
 
     name = "emulated"
@@ -63,9 +66,11 @@ class EmulatedDevice:
         seed: int | None = None,
         timeline: Timeline | None = None,
         with_data: bool = True,
+        locks: PageLocks | None = None,
     ) -> None:
         self.figures = figures
         self.memory = Memory(figures.memory_bytes, with_data)
+        self.locks = locks or PageLocks()
         self.order = Order()
         self.clock = HostClock(timeline)
         self.schedule = Schedule(seed)
@@ -94,7 +99,8 @@ class EmulatedDevice:
         return self.memory.take(nbytes, "pinned", name)
 
     def host_register(self, array: NDArray[Any], name: str) -> Buffer:
-        """The array's memory as pinned memory."""
+        """The array's memory as pinned memory, where the rules of `locks` allow it."""
+        self.clock.advance(self.locks.lock(flat_bytes(array), name))
         return self.memory.adopt(array, "pinned", name)
 
     def host_pageable(self, array: NDArray[Any], name: str) -> Buffer:
@@ -105,6 +111,7 @@ class EmulatedDevice:
         """Free and poison; RaceError when an op that uses the memory is not known to be finished."""
         own(buffer).shadow.host_write(0, buffer.allocation.nbytes, self.order.known, "a call of free")
         self.memory.give_back(buffer)
+        self.locks.unlock(buffer.address)
 
     # Streams and events
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvDtype, KvSpec
+from strata.backends.base import KvDtype, KvSpec, Verified
 from strata.core import FinishReason, Request, TokenLogprob
 from strata.engine.best_rows import BestRow, Row, Rows
-from strata.engine.executor import Enough, Executor
+from strata.engine.executor import Executor
+from strata.engine.logit_reader import Need, Needs
 from strata.engine.metrics import Metrics, step_bytes
 from strata.engine.placement import Placement
 from strata.engine.prefill_share import PrefillShare
@@ -174,14 +175,13 @@ class Engine:
         if not works:
             return []
         try:
-            self.executor.enough = self._enough(works)
-            logits = self.executor.run(works)
+            self.executor.needs = self._needs(works)
+            found = self.executor.run(works)
         except Exception as error:
             return [self._fail(work.request, error) for work in works]
         computed = time.perf_counter()
         events, kept = [], []
-        for work in works:
-            rows, logits = logits[: work.logit_count], logits[work.logit_count :]
+        for work, rows in zip(works, found, strict=True):
             if work.request.scored and work.is_prefill and isinstance(rows, np.ndarray):
                 self._score(work, rows)
             news = self._verify(work, rows) if work.completes else []
@@ -273,34 +273,49 @@ class Engine:
         self.speculator = None
         warnings.warn(f"no more speculative decoding: {error!r}", RuntimeWarning, stacklevel=3)
 
-    def _enough(self, works: Sequence[Work]) -> Enough | None:
-        """How many best logits do for all who sample now; None: somebody needs all."""
-        count = 0
-        for work in works:
-            request = work.request
-            if work.logit_count == 0:
-                continue
-            needed = self._samplers[request.request_id].enough
-            if needed is None or request.logprobs is not None or request.scored:
-                return None
-            count = max(count, needed)
-        return Enough(count, self.options.valid_tokens)
+    def _needs(self, works: Sequence[Work]) -> Needs:
+        """What of their logits the requests' samplers look at. A device may draw in a step with drafts: in
+        others the best logits are read as soon."""
+        drafting = any(work.draft for work in works)
+        return Needs(self.options.valid_tokens, [self._need(work, drafting) for work in works])
 
-    def _verify(self, work: Work, logits: Rows) -> list[Event]:
+    def _need(self, work: Work, drafting: bool) -> Need:
+        request, sampler = work.request, self._samplers[work.request.request_id]
+        if request.logprobs is not None or request.scored:
+            return Need()
+        drawing = sampler.drawing(work.logit_count) if drafting and work.logit_count else None
+        return Need(sampler.enough, drawing)
+
+    def _verify(self, work: Work, found: Rows | Verified) -> list[Event]:
         """Sample after each known token as long as the draft is what was sampled.
 
         A row's logits, the sampler's state and the tokens before it are then what they would have been
         without a draft, so the text is the same, bit by bit. What the rejected rows left in the KV pages lies
         behind `computed`, where the next step writes.
         """
+        events = self._take_drawn(work, found) if isinstance(found, Verified) else self._sample(work, found)
+        if self.speculator is not None:
+            self.speculator.verified(work, len(events) - 1)
+        return events
+
+    def _sample(self, work: Work, logits: Rows) -> list[Event]:
         request, events = work.request, []
         for row, proposed in zip(logits[-len(work.draft) - 1 :], (*work.draft, None), strict=True):
             request.computed = len(request.tokens)
             events.append(self._advance(request, row))
             if request.finish_reason is not None or events[-1].token != proposed:
                 break
-        if self.speculator is not None:
-            self.speculator.verified(work, len(events) - 1)
+        return events
+
+    def _take_drawn(self, work: Work, drawn: Verified) -> list[Event]:
+        """The tokens that the device drew in the sampler's stead."""
+        request, events, tokens = work.request, [], (*work.draft[: drawn.accepted], drawn.token)
+        self._samplers[request.request_id].drawn(len(tokens))
+        for token in tokens:
+            request.computed = len(request.tokens)
+            events.append(self._append(request, token, None))
+            if request.finish_reason is not None:
+                break
         return events
 
     def _advance(self, request: Request, logits: Row) -> Event:
@@ -315,6 +330,9 @@ class Engine:
             logprob = self._logprob(request, logits, token)
         except Exception as error:
             return self._fail(request, error)
+        return self._append(request, token, logprob)
+
+    def _append(self, request: Request, token: int, logprob: TokenLogprob | None) -> Event:
         request.tokens.append(token)
         if token in request.stop_ids:
             return self._last(request, FinishReason.STOP)

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.backends.base import Verified
 from strata.core import Batch, Sequence
-from strata.engine.best_rows import BestRows, Rows
+from strata.engine.best_rows import Rows
+from strata.engine.logit_reader import LogitReader, Needs
 from strata.engine.scheduler import Work
 from strata.model.decoder import Decoder
-
-
-class Enough(NamedTuple):
-    """The `best` ones of the first `columns` logits."""
-
-    best: int
-    columns: int
 
 
 class Executor:
     """Runs one decoder over one KV cache (the backend's, as `Backend.kv_cache` made it).
 
-    enough: what those who sample need of the next logits, None: all. logit_bytes: of logits that were taken
-    from the backend so far: with a device, what its bus carried.
+    needs: what those who sample need of the next logits, None: all.
     """
 
     def __init__(self, decoder: Decoder, cache: Any) -> None:
         self.decoder = decoder
         self.cache = cache
-        self.enough: Enough | None = None
-        self.logit_bytes = 0
+        self.needs: Needs | None = None
+        self._reader = LogitReader(decoder.backend)
 
-    def run(self, works: List[Work]) -> Rows:
-        """Compute the works' tokens; logits f32 `[n, vocab]`: `logit_count` rows of each work, in order; only
-        the best of them where `enough` says so, the backend can choose them, and all are finite.
+    @property
+    def logit_bytes(self) -> int:
+        """Of logits that were taken from the backend so far: with a device, what its bus carried."""
+        return self._reader.nbytes
+
+    def run(self, works: List[Work]) -> list[Rows | Verified]:
+        """Compute the works' tokens. Of each work the logits of its `logit_count` rows: f32 `[n, vocab]`, or
+        what `needs` says is enough, where the backend can choose it and all are finite.
 
         Afterwards the tokens are in the KV pages and `computed` of each request says so, drafts apart: those
         that are accepted become computed when they become tokens.
@@ -48,19 +47,7 @@ class Executor:
         logits = self.decoder.forward(batch, self.cache)
         for work in works:
             work.request.computed += work.count - len(work.draft)
-        if logits is None:
-            return np.empty((0, self.decoder.spec.vocab), dtype=np.float32)
-        return self._read(logits)
-
-    def _read(self, logits: Any) -> Rows:
-        backend, enough = self.decoder.backend, self.enough
-        best = None if enough is None else backend.best_logits(logits, *enough)
-        if best is not None:
-            self.logit_bytes += best.values.nbytes + best.ids.nbytes
-            return BestRows(*best)
-        found = backend.to_numpy(logits)
-        self.logit_bytes += found.nbytes
-        return found
+        return self._reader.read(logits, works, self.needs)
 
 
 def build_batch(works: List[Work]) -> Batch:

@@ -16,11 +16,14 @@ from strata.core import Batch, Sequence
 from strata.device.base import Device
 from strata.device.counting import CountingDevice
 from strata.device.emulated import EmulatedDevice
+from strata.device.emulated_locks import PageLocks
+from strata.device.figures import DeviceFigures
 from strata.engine.device_run import DeviceRun
 from strata.engine.dry_launch import MadeUpRoutes, NoLoader
 from strata.engine.engine import EngineOptions
 from strata.errors import CapacityError
 from strata.memory.heat import Heat
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES
 from strata.model.decoder import Decoder
 from strata.plan.cost import Speeds, speeds_of
@@ -29,6 +32,11 @@ from strata.plan.plan import DevicePlan, Plan
 from strata.plan.spec import ModelSpec
 from strata.store.reader import Store
 
+LOCK_BYTES_PER_S = 2.5e9
+"""Of page-locking pages of 4 KiB, what the field reports have; the emulated device's."""
+COPIES_SHARE = 4
+"""One part in so many of the host memory that a plan leaves free may become page-locked copies of experts;
+half of it is the pool of KV pages."""
 TRIAL_TOKENS = 32
 """Of a prompt that nobody asked: enough for kernels that take many tokens at once."""
 
@@ -55,7 +63,7 @@ def device_backend(
             remedy="choose a smaller model.context, or device.use: none",
         )
     speeds = speeds_of(run.machine, {node.node: len(node.cpus) for node in plan.threads}, plan.host.spread)
-    options = _options(spec, store, plan, plan.device, speeds, engine)
+    options = _options(spec, store, plan, plan.device, speeds, engine, run)
     # The emulated device's clock does not see the host work; a GPU's is the host's.
     options = replace(options, heat=heat, simulated=speeds if run.use == "emulated" else None)
     if run.kernels == "cuda":
@@ -88,18 +96,25 @@ def _require_kernels(
 def _open_device(run: DeviceRun, cpu: CpuBackend, spec: ModelSpec) -> tuple[Device, KernelSet]:
     """The one place where a GPU and an emulated device differ: who runs the launches."""
     if run.kernels == "host":
-        return EmulatedDevice(device_figures(run.machine)), HostKernels(cpu)
+        return _emulated(device_figures(run.machine)), HostKernels(cpu)
     from strata.backends.cuda.kernel_set import CudaKernels
     from strata.backends.cuda.kernels import EmulatedLoader, GpuLoader
+    from strata.backends.cuda.prefill_shapes import PrefillChoice
 
+    choice, figures = PrefillChoice(int8=run.activations == "int8"), device_figures(run.machine)
     if run.use == "counted":
-        return CountingDevice(device_figures(run.machine), MadeUpRoutes(spec)), CudaKernels(NoLoader())
+        return CountingDevice(figures, MadeUpRoutes(spec)), CudaKernels(NoLoader(), choice)
     if run.use == "emulated":
-        return EmulatedDevice(device_figures(run.machine)), CudaKernels(EmulatedLoader())
+        return _emulated(figures), CudaKernels(EmulatedLoader(), choice)
     from strata.device.cuda import CudaDevice
 
     device = CudaDevice()
-    return device, CudaKernels(GpuLoader(device.arch))
+    return device, CudaKernels(GpuLoader(device.arch), choice)
+
+
+def _emulated(figures: DeviceFigures) -> EmulatedDevice:
+    """Like most drivers for consumer cards: a mapped file is not locked where it lies."""
+    return EmulatedDevice(figures, locks=PageLocks(read_only=False, bytes_per_s=LOCK_BYTES_PER_S))
 
 
 def _options(
@@ -109,7 +124,9 @@ def _options(
     device: DevicePlan,
     speeds: Speeds,
     engine: EngineOptions,
+    run: DeviceRun,
 ) -> HybridOptions:
+    """Of a plan."""
     records = [store.expert_layout(i).record_bytes for i in range(spec.layers) if spec.is_moe(i)]
     return HybridOptions(
         slots=device.slots if records else 0,
@@ -123,6 +140,15 @@ def _options(
         stream_experts=device.stream.experts,
         kv_tier=plan.kv.tier,
         staged_blocks=plan.kv.pages if plan.kv.tier == "host" else 0,
-        pinned=False,
+        locks=_locks(plan, run),
         policy=POLICIES["forecast"],
     )
+
+
+def _locks(plan: Plan, run: DeviceRun) -> LockOptions:
+    """Experts are page-locked when they cross a second time; a part of the memory that the plan leaves free
+    is for copies of those that cannot be locked where they lie (a file that is mapped read-only)."""
+    if not run.page_lock:
+        return LockOptions(after=None)
+    free = sum(part.nbytes for part in plan.host.parts if part.name == "free")
+    return LockOptions(after=1, copies=free // COPIES_SHARE)

@@ -13,9 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.backends.base import NO_MIN_P, Drawing
 from strata.core import Constraint, SamplingParams, TokenLogprob
 from strata.engine.best_rows import BestRow, Row
 from strata.errors import NumericalError
+
+COLDEST, HOTTEST = 1e-6, 1e6
+"""Temperatures between which a device may draw: its weights are f32."""
+BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,25 @@ class Sampler:
             return None
         wanted = 1 if params.temperature == 0.0 else params.top_k
         return wanted + len(self.banned) if 0 < wanted < self.valid_tokens else None
+
+    def drawing(self, count: int) -> Drawing | None:
+        """For a device that chooses the next `count` tokens in the stead of `sample`, from the `enough` best
+        logits of each row; `drawn` must then be called. None: only `sample` can."""
+        params = self.params
+        if self.enough is None or len(self.banned):
+            return None
+        if params.temperature == 0.0:
+            return Drawing(0.0, 1.0, NO_MIN_P, 1, self.ahead(count))
+        if not COLDEST <= params.temperature <= HOTTEST:
+            return None
+        least = float(np.log(params.min_p)) if params.min_p > 0 else NO_MIN_P
+        top_p = params.top_p if params.top_p >= 1 else min(params.top_p, BELOW_ONE)
+        return Drawing(1 / params.temperature, top_p, least, params.top_k, self.ahead(count))
+
+    def drawn(self, count: int) -> None:
+        """So many tokens were chosen by `drawing`: their random numbers are spent."""
+        if self.params.temperature != 0.0:
+            self.random.random(count)
 
     def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """One id. logits: f32 `[vocab]`, or its best (`enough` of them at least); tokens: prompt and answer

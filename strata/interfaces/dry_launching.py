@@ -13,7 +13,7 @@ from strata.engine.device_run import DeviceRun
 from strata.engine.dry_launch import DryLaunch, MadeUpRoutes, StepCount
 from strata.engine.load import load_engine
 from strata.errors import UnsupportedError
-from strata.interfaces.hardware import remembered_machine, with_device
+from strata.interfaces.hardware import device_activations, remembered_machine, with_device
 from strata.interfaces.planning import plan_run
 from strata.interfaces.stores import store_path
 from strata.plan.figures import CALL_SECONDS
@@ -59,7 +59,12 @@ def count(config: Config, streams: Sequence[int]) -> Iterator[tuple[Scene, StepC
 def _open(config: Config, path: Path, requests: int) -> tuple[Any, MadeUpRoutes]:
     machine = with_device(remembered_machine(), config)
     plan = plan_run(path, config, machine, context=CONTEXT, requests=requests)
-    engine = load_engine(path, plan, share_prefixes=False, device=DeviceRun(machine, "counted", "cuda"))
+    engine = load_engine(
+        path,
+        plan,
+        share_prefixes=False,
+        device=DeviceRun(machine, "counted", "cuda", device_activations(config)),
+    )
     routes = _device(engine).answer
     assert isinstance(routes, MadeUpRoutes)
     return engine, routes

@@ -13,7 +13,7 @@ import numpy as np
 from strata.backends import isa
 from strata.backends.cpu import CpuBackend
 from strata.config import Config
-from strata.engine.device_run import DeviceRun
+from strata.engine.device_run import DeviceActivations, DeviceRun
 from strata.errors import ConfigError, StrataError
 from strata.hardware.bandwidth import read_bandwidth
 from strata.hardware.gpu_stack import gpu_stack
@@ -81,10 +81,17 @@ def with_device(machine: HardwareProfile, config: Config) -> HardwareProfile:
 def device_run(config: Config, machine: HardwareProfile) -> DeviceRun | None:
     """What a run computes on beside the processors. ConfigError for kernels that the device cannot run."""
     use, kernels = config.device.use, config.device.kernels
+    if kernels == "auto" and use == "emulated":
+        kernels = "host"
+    if (use == "emulated" and kernels == "cuda") or (use == "cuda" and kernels != "host"):
+        return DeviceRun(machine, use, "cuda", device_activations(config), config.experts.page_lock)
+    if config.device.activations == "int8":
+        raise ConfigError(
+            f"device.activations is int8 ({config.where('device.activations')}) and no kernels of a card run",
+            remedy="device.use: cuda; for the processor's kernels there is backend.activations",
+        )
     if use == "emulated":
-        return DeviceRun(machine, use, "host" if kernels == "auto" else kernels)
-    if use == "cuda" and kernels != "host":
-        return DeviceRun(machine, use, "cuda")
+        return DeviceRun(machine, use, "host", page_lock=config.experts.page_lock)
     if use == "cuda" or kernels == "cuda":
         where = config.where("device.kernels")
         raise ConfigError(
@@ -92,6 +99,11 @@ def device_run(config: Config, machine: HardwareProfile) -> DeviceRun | None:
             remedy="host kernels need device.use: emulated; cuda kernels emulated or cuda",
         )
     return None
+
+
+def device_activations(config: Config) -> DeviceActivations:
+    """What the CUDA kernels multiply matrices in w8 with."""
+    return "int8" if config.device.activations == "int8" else "bf16"
 
 
 def examine_machine() -> HardwareProfile:

@@ -136,6 +136,11 @@ class HostExperts:
             elif read.users == 0:
                 self._give_up(read)
 
+    def place_of(self, record: Bytes) -> Bytes:
+        """All of the place, writable, in which a record lies that the cache keeps."""
+        start = record.ctypes.data - self._memory.ctypes.data
+        return self._memory[start : start + self.place_bytes]
+
     def reads(self) -> ReadTotals:
         """What was read from the disk so far, prefetches too."""
         return self._reader.totals()

@@ -14,6 +14,8 @@ SPLIT_BLOCKS = 4 * 82
 """Blocks that attention splits the KV length for, at most: four for each of a 3090's SMs."""
 MOST_CANDIDATES, CANDIDATE_SPAN = 64, 4096
 """The most logits of a row that are chosen on the device, and of how many each block chooses."""
+DRAFT_WORDS = 9
+"""Per row at most, where drafts are verified: a token, a number, a place, four settings, two results."""
 GROUP_HEADS, WIDE_GROUP_HEADS, WIDE = 8, 16, 128
 """Query heads of one KV head that a block of attention takes, and with values of more than 128 elements."""
 
@@ -51,9 +53,9 @@ def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
 
 
 def logit_row_elements(hidden: int, vocab: int) -> int:
-    """f32 of one row whose logits are wanted: the row, normed, its logits, and the best of them."""
+    """f32 of one row whose logits are wanted: the row, normed, its logits, the best of them, its draft's."""
     candidates = 2 * MOST_CANDIDATES * (1 + -(-vocab // CANDIDATE_SPAN))
-    return 2 * hidden + vocab + 1 + candidates
+    return 2 * hidden + vocab + 1 + candidates + DRAFT_WORDS
 
 
 def _partial_row(a: AttentionSpec, value_dim: int) -> int:

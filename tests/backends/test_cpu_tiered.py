@@ -27,6 +27,7 @@ from strata.device.emulated import EmulatedDevice
 from strata.errors import StoreError
 from strata.memory.expert_host import HostExperts
 from strata.memory.experts import ExpertSpace
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES
 from strata.model.decoder import Decoder
 from strata.plan.cost import Speeds
@@ -155,7 +156,7 @@ def hybrid(spec: ModelSpec, store: TinyStore) -> HybridBackend:
     size = store.expert_layout(spec.layers - 1).record_bytes
     options = HybridOptions(
         slots=3, slot_bytes=size, speeds=speeds, rows=64, logit_rows=64, blocks=32, stream_experts=2,
-        prefetch=0.0, pinned=False, simulated=speeds,
+        prefetch=0.0, locks=LockOptions(None), simulated=speeds,
     )  # fmt: skip
     device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=1)
     cpu = CpuBackend(threads=2)

@@ -93,26 +93,57 @@ MIXED = (
 FLAT = SamplingParams(temperature=60.0, top_k=120, top_p=1.0, min_p=0.0)
 
 
-def halves() -> Prepared:
-    """Random numbers that fall on a border belong to the next candidate; a row without one has no token."""
-    values = np.array([[1, 1, -3e38], [1, 1, -3e38], [-3e38] * 3], np.float32)
-    ids = np.array([[4, 7, -1], [4, 7, -1], [-1] * 3], np.int32)
-    numbers = np.array([[1, 1, -3e38, 3]] * 3, np.float32)
-    uniforms, first_row = np.array([0.5, 0.0, 0.5], np.float32), np.arange(4, dtype=np.int32)
-    inputs = (values, ids, first_row, np.zeros(3, np.int32), numbers, uniforms)
-    accepted, tokens = (unwritten((3,), np.int32) for _ in range(2))
-    call = call_of(launch_shapes.verify_draft(3), (*map(read_only, inputs), accepted, tokens, 3, 3))
+NO_MIN_P = -3e38
+MARGIN = 1 / 16384  # of the kernel's: nearer to a border than this it does not decide
+
+
+def given_rows(
+    rows: list[tuple[list[float], list[int], tuple[float, ...], float]], wanted: list[int]
+) -> Prepared:
+    """Sequences of one row: candidates, ids, settings, random number; what each is to say."""
+    values = np.array([row[0] for row in rows], np.float32)
+    ids = np.array([row[1] for row in rows], np.int32)
+    settings = np.array([row[2] for row in rows], np.float32)
+    uniforms = np.array([row[3] for row in rows], np.float32)
+    count = len(rows)
+    first_row = np.arange(count + 1, dtype=np.int32)
+    inputs = (values, ids, first_row, np.zeros(count, np.int32), settings, uniforms)
+    accepted, tokens = (unwritten((count,), np.int32) for _ in range(2))
+    top = values.shape[1]
+    call = call_of(launch_shapes.verify_draft(count), (*map(read_only, inputs), accepted, tokens, top, count))
 
     def check() -> None:
-        assert (accepted.tolist(), tokens.tolist()) == ([0, 0, 0], [7, 4, -1])
+        assert (accepted.tolist(), tokens.tolist()) == ([0] * count, wanted)
 
     return Prepared(call, check)
 
 
+def borders() -> Prepared:
+    """Within a margin of a border nothing is decided, and nothing of what is not finite or not there."""
+    pair, ids, nothing = [1.0, 1.0, -3e38], [4, 7, -1], [-3e38] * 3
+    plain, greedy = (1, 1, NO_MIN_P, 3), (0, 1, NO_MIN_P, 3)
+    largest = float(np.finfo(np.float32).max)
+    near, clear = MARGIN * 0.9, MARGIN * 1.1
+    falling, three = [1.0, 0.0, -1.0], [5, 6, 8]
+    half = float(np.log(0.5))
+    top_p = float(1 / (1 + np.exp(-1) + np.exp(-2)))  # the best one's share
+    rows = [
+        *((pair, ids, plain, 0.5 + off) for off in (0.0, near, -near, clear, -clear)),
+        *((pair, ids, plain, number) for number in (0.0, near, 1 - near)),
+        *((nothing, [-1] * 3, which, 0.5) for which in (plain, greedy)),
+        *(([largest, 1.0, 0.0], three, which, 0.5) for which in (plain, greedy)),
+        (falling, three, greedy, 0.9),
+        *((falling, three, (1e-3, top_p + off, NO_MIN_P, 3), 0.6) for off in (0.0, near, clear, -clear)),
+        *(([1.0, 1.0 + half + off, -9], three, (1e-3, 1, half, 3), 0.7) for off in (0.0, 1e-6, -1e-6)),
+    ]
+    of_pairs = [-1, -1, -1, 7, 4, 4, 4, 7]
+    return given_rows(rows, [*of_pairs, -1, -1, -1, -1, 5, -1, -1, 6, 5, -1, 6, 5])
+
+
 CASES = [
-    Case("borders", "verify_draft", halves),
+    Case("borders", "verify_draft", borders, True),
     Case("flat", "verify_draft", lambda: prepare((Draft(FLAT, 5, 5), Draft(FLAT, 4, 2)), 300, 128, 3)),
-    Case("mixed", "verify_draft", lambda: prepare(MIXED, 300, 80), True),
+    Case("mixed", "verify_draft", lambda: prepare(MIXED, 300, 80, 5), True),
     Case("hot", "verify_draft", lambda: prepare(tuple(Draft(HOT, 2, i % 3) for i in range(5)), 200, 70, 1)),
-    Case("few", "verify_draft", lambda: prepare((Draft(HOT, 1, 1), Draft(WARM, 1, 0)), 24, 40, 2)),
+    Case("few", "verify_draft", lambda: prepare((Draft(HOT, 1, 1), Draft(WARM, 1, 0)), 24, 40, 7)),
 ]

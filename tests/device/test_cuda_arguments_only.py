@@ -21,6 +21,7 @@ from strata.device.base import (
     FreedBufferError,
     Launch,
 )
+from strata.device.buffers import PageLockError
 from strata.device.cuda import CudaDevice
 from strata.errors import CapacityError, HardwareError
 
@@ -43,6 +44,7 @@ class FakeRuntime:
         self.query_status = 0
         self.fails: dict[str, int] = {}
         self.devices = 1
+        self.attribute = 1
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: int) -> Any:
@@ -56,6 +58,7 @@ class FakeRuntime:
                 return 1000 + len(self.calls)
             answers = {
                 "getDeviceCount": self.devices,
+                "deviceGetAttribute": self.attribute,
                 "memGetInfo": (700, 900),
                 "eventQuery": self.query_status,
                 "streamQuery": self.query_status,
@@ -102,6 +105,7 @@ def test_memory_is_taken_and_given_back_by_its_kind(device: CudaDevice, runtime:
         ("malloc", 64),
         ("hostAlloc", 64, 1),
         ("hostRegister", array.ctypes.data, 64, 1),
+        ("deviceGetAttribute", 113, 2),
         ("hostRegister", constant.ctypes.data, 64, 1 | 8),
     ]
     runtime.calls.clear()
@@ -119,6 +123,21 @@ def test_memory_is_taken_and_given_back_by_its_kind(device: CudaDevice, runtime:
         ("hostUnregister", addresses[2]),
         ("hostUnregister", addresses[3]),
     ]
+
+
+def test_what_the_driver_does_not_lock_stays_plain_memory(device: CudaDevice, runtime: FakeRuntime) -> None:
+    constant, array = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    constant.flags.writeable = False
+    runtime.attribute = 0
+    with pytest.raises(PageLockError, match=r"mapped read-only.*attribute 113 is 0"):
+        device.host_register(constant, "mapped")
+    assert runtime.calls == [("deviceGetAttribute", 113, 2)]
+    runtime.fails["hostRegister"] = 2
+    with pytest.raises(PageLockError, match=r"(?s)the 64 bytes of 'arena'.*`ulimit -l` is .*LimitMEMLOCK"):
+        device.host_register(array, "arena")
+    runtime.calls.clear()
+    device.close()
+    assert runtime.calls == [("deviceSynchronize",)]
 
 
 def test_streams_events_and_their_order(device: CudaDevice, runtime: FakeRuntime) -> None:

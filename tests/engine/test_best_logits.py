@@ -17,7 +17,7 @@ from strata.backends.hybrid.host_kernels import HostKernels
 from strata.core import Request, SamplingParams
 from strata.engine.best_rows import BestRow
 from strata.engine.engine import Engine
-from strata.engine.executor import Enough
+from strata.engine.logit_reader import Need, Needs
 from strata.engine.sampler import Sampler, top_k
 from strata.interfaces.dry_launching import count
 from strata.memory.regions import Arena
@@ -77,17 +77,17 @@ class Recording:
     """Puts a note of what was asked before a backend that knows no more than to answer with all logits."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[Enough | None] = []
+        self.asked: list[Needs | None] = []
         run = engine.executor.run
 
         def noted(works: Any) -> Any:
-            self.asked.append(engine.executor.enough)
+            self.asked.append(engine.executor.needs)
             return run(works)
 
         monkeypatch.setattr(engine.executor, "run", noted)
 
 
-def test_one_request_with_logprobs_brings_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_request_with_logprobs_needs_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     from strata.config import load_config
     from strata.interfaces.models import open_model
 
@@ -99,10 +99,8 @@ def test_one_request_with_logprobs_brings_all_logits(monkeypatch: pytest.MonkeyP
         model.engine.add(Request(str(number), prompt, sampling, logprobs=logprobs))
     while model.engine.busy:
         model.engine.step()
-    assert set(recording.asked) == {None}
-    recording.asked.clear()
-    list(model.engine.generate(Request("c", prompt, SamplingParams(temperature=0.0, max_tokens=2))))
-    assert set(recording.asked) == {Enough(1, model.tokenizer.vocab_size)}
+    columns = model.tokenizer.vocab_size
+    assert recording.asked == [Needs(columns, [Need(1), Need()])] * 2
 
 
 def test_few_bytes_are_read_back() -> None:

@@ -78,3 +78,12 @@ def test_a_model_without_kernels_is_refused_before_it_computes(monkeypatch: pyte
     config = load_config(DEMO, [Override.parse(pair) for pair in pairs])
     with pytest.raises(UnsupportedError, match="heads of 64"):
         open_model(config)
+
+
+def test_int8_activations_are_asked_for_by_the_configuration() -> None:
+    """Of the demo only the head is in w8."""
+    for asked, kernels in (("auto", {"linear_w8_1"}), ("int8", {"quantize_rows", "linear_w8a8_1"})):
+        config = load_config(DEMO, [Override.parse(f"device.activations={asked}")])
+        (_, found), *_ = dry_launching.count(config, [1])
+        launched = set(found.by_kernel(None))
+        assert {name for name in launched if "w8" in name or "quantize" in name} == kernels

@@ -77,12 +77,12 @@ def logits_of(engine: Engine, request: Request) -> np.ndarray:
     engine.add(request)
     while engine.busy:
         works = engine.scheduler.schedule()
-        logits = engine.executor.run(works)
-        completed = [work.request for work in works if work.completes]
-        for row, done in zip(logits, completed, strict=True):
-            if done is request:
-                return row.copy()
-            done.tokens.append(int(row.argmax()))
+        found = engine.executor.run(works)
+        for rows, work in zip(found, works, strict=True):
+            if work.completes and work.request is request:
+                return rows[0].copy()
+            if work.completes:
+                work.request.tokens.append(int(rows[0].argmax()))
     raise AssertionError("the request was never computed")
 
 

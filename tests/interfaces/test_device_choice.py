@@ -54,3 +54,11 @@ def test_kernels_that_the_device_cannot_run(use: str, kernels: str) -> None:
     config = load_config(DEMO, [Override.parse(pair) for pair in pairs])
     with pytest.raises(ConfigError, match=rf"device\.kernels is {kernels} .*device\.use is {use}"):
         device_run(config, remembered_machine())
+
+
+@pytest.mark.parametrize("use", ["none", "auto", "emulated"])
+def test_int8_activations_without_kernels_of_a_card(use: str) -> None:
+    pairs = (f"device.use={use}", "device.activations=int8")
+    config = load_config(DEMO, [Override.parse(pair) for pair in pairs])
+    with pytest.raises(ConfigError, match=r"(?s)device\.activations is int8 .*backend\.activations"):
+        device_run(config, remembered_machine())

@@ -22,6 +22,7 @@ from strata.backends.hybrid.options import HybridOptions
 from strata.core import Request, SamplingParams
 from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import Engine, EngineOptions
+from strata.memory.locked_pieces import LockOptions
 from strata.model.decoder import Decoder
 from strata.plan.cost import Speeds
 from strata.store.options import ConvertOptions
@@ -52,7 +53,7 @@ def cuda(cpu: CpuBackend, store: Store, seed: int) -> HybridBackend:
         logit_rows=2,
         blocks=8,
         stream_experts=2,
-        pinned=False,
+        locks=LockOptions(None),
         simulated=SPEEDS,
     )
     device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=seed)

@@ -16,6 +16,7 @@ from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.options import HybridOptions
 from strata.device.emulated import EmulatedDevice
+from strata.memory.locked_pieces import LockOptions
 from strata.plan.cost import Speeds
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
@@ -39,7 +40,7 @@ def hybrid(cpu: CpuBackend, store: Store, seed: int) -> HybridBackend:
         blocks=16,
         stream_experts=2,
         prefetch=0.0,
-        pinned=False,
+        locks=LockOptions(None),
         simulated=SPEEDS,
     )
     device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=seed)

@@ -294,5 +294,5 @@ def require_attention(spec: KvSpec, per_kv_head: int) -> None:
         kind = "latent keys" if spec.value_in_key else "heads"
         raise UnsupportedError(
             f"attention on a GPU with {kind} of {spec.key_dim} elements that {per_kv_head} query heads share",
-            remedy="run this model with device.use: cpu",
+            remedy="run this model with device.use: none",
         )

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.attention import CudaAttention
 from strata.backends.cuda.experts import expert_launches
-from strata.backends.cuda.head import topk_launches
+from strata.backends.cuda.head import topk_launches, verify_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
 from strata.backends.cuda.linear import linear_launches, require_heads
 from strata.backends.cuda.prefill_shapes import PrefillChoice
-from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
 from strata.backends.hybrid.attention_steps import attention_in_steps
 from strata.backends.hybrid.kernel_set import (
     ExpertGroup,
@@ -191,6 +191,12 @@ class CudaKernels:
     ) -> Launches:
         """Two launches: over spans of the vocabulary, and over what is best of them."""
         return topk_launches(self._launcher, logits, columns, values, ids, scratch)
+
+    def verify_draft(
+        self, values: Matrix, ids: Matrix, drafts: DraftTables, accepted: Matrix, tokens: Matrix
+    ) -> Launches:
+        """One launch."""
+        return verify_launches(self._launcher, values, ids, drafts, accepted, tokens)
 
     def ffn(
         self,

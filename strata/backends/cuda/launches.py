@@ -50,5 +50,5 @@ def require_multiple(op: str, what: str, value: int, multiple: int) -> None:
     """UnsupportedError: a kernel's vectors would not be aligned."""
     if value % multiple:
         raise UnsupportedError(
-            f"{op} on a GPU: {value} {what} are no multiple of {multiple}", remedy="use device.use: cpu"
+            f"{op} on a GPU: {value} {what} are no multiple of {multiple}", remedy="use device.use: none"
         )

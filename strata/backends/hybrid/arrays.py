@@ -83,6 +83,19 @@ class DeviceRoutes:
     weights: Matrix
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTables:
+    """Drafts to verify, in device memory, as csrc/cuda/verify_draft.cu reads them.
+
+    settings f32 `[sequences, 4]`; draft i32 and numbers f32, one per row; first_row i32 `[sequences + 1]`.
+    """
+
+    settings: Matrix
+    draft: Matrix
+    numbers: Matrix
+    first_row: Matrix
+
+
 def require(op: str, what: str, value: int, other: str, wanted: int) -> None:
     """Shape check at the border of an op; ValueError names both numbers."""
     if value != wanted:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import BestLogits, KvSpec
+from strata.backends.base import BestLogits, DraftRows, KvSpec, Verified
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
@@ -29,6 +29,7 @@ from strata.backends.hybrid.memory import HybridMemory
 from strata.backends.hybrid.options import DECODE_TOKENS, HybridOptions
 from strata.backends.hybrid.prefetch import Prefetcher, PrefetchMetrics
 from strata.backends.hybrid.readback import Readback
+from strata.backends.hybrid.results import Results, draft_tables
 from strata.backends.hybrid.slots import SlotLoader
 from strata.backends.hybrid.split import Split, SplitMetrics
 from strata.backends.hybrid.stream_buffers import StreamBuffers
@@ -42,7 +43,7 @@ from strata.backends.parts import (
     Routes,
 )
 from strata.core import Batch
-from strata.device.base import Copy, Device
+from strata.device.base import Device
 from strata.errors import CapacityError
 from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import CacheStatistics
@@ -76,6 +77,7 @@ class HybridBackend(DeviceOps):
     """
 
     name = "hybrid"
+    most_best = MOST_CANDIDATES
 
     def __init__(
         self, device: Device, kernels: KernelSet, cpu: CpuBackend, spec: ModelSpec, options: HybridOptions
@@ -124,15 +126,14 @@ class HybridBackend(DeviceOps):
             )
         options, self.kv = self.options, spec
         self.memory = HybridMemory(self.device, self.spec, spec, pages, self._static_bytes, options)
-        self.source = ExpertSource(self.device, options.pinned)
+        self.source = ExpertSource(self.device, options.locks)
         self.cache = self._make_cache()
         self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
         if self.spec.experts is not None:
             self._make_flow(self.spec.experts.router.top_k)
         logits = options.logit_rows * max(self.spec.vocab, 2 * MOST_CANDIDATES)
         largest = max(options.rows * self.spec.hidden, logits)
-        self._results = self.device.host_alloc(largest * 4, "results")
-        self._result_event = self.device.event()
+        self._results = Results(self.device, self.memory.compute, largest)
         self.memory.begin_step()
         self._kv = self._make_kv(spec, pages)
         return self._kv
@@ -207,32 +208,40 @@ class HybridBackend(DeviceOps):
 
     def to_numpy(self, x: Matrix) -> F32:
         """A copy in host memory, when the device has computed it."""
-        pinned = self._results.slice(0, x.buffer.nbytes)
-        self.device.copy(pinned, x.buffer, self.memory.compute, "result")
-        self.device.record(self._result_event, self.memory.compute)
-        self.device.sync(self._result_event)
-        return self.device.host_read(pinned).view(np.float32).reshape(x.shape).copy()
+        return self._results.read([x], "result")[0]
+
+    def some_rows(self, x: Matrix, first: int, count: int) -> Matrix:
+        """A view."""
+        row = 4 * x.cols
+        return Matrix(x.buffer.slice(first * row, count * row), count, x.cols)
 
     def best_logits(self, logits: Matrix, count: int, columns: int) -> BestLogits | None:
         """Chosen on the device, so that `count` numbers of each row cross the bus and not all of them."""
-        if count > MOST_CANDIDATES:
-            return None
+        with self.memory.workspace.scope():
+            values, ids = self._results.read(self._best(logits, count, columns), "best logits")
+        found = BestLogits(values, ids.view(np.int32))
+        sound = (found.ids >= 0).all() and (found.values < np.finfo(np.float32).max).all()
+        return found if sound else None
+
+    def verify_drafts(
+        self, logits: Matrix, drafts: Sequence[DraftRows], count: int, columns: int
+    ) -> list[Verified]:
+        """Drawn on the device: two numbers of each request cross the bus, however long its draft is."""
+        with self.memory.workspace.scope() as room:
+            values, ids = self._best(logits, count, columns)
+            tables = draft_tables(drafts, logits.rows, self.memory.uploads, room)
+            accepted, tokens = (self.new_matrix(1, len(drafts), what) for what in ("accepted", "drawn"))
+            self.launch(self.kernels.verify_draft(values, ids, tables, accepted, tokens))
+            self.memory.uploads.end()
+            found = self._results.read([accepted, tokens], "verified drafts")
+        counts, drawn = (matrix[0].view(np.int32).tolist() for matrix in found)
+        return list(map(Verified, counts, drawn))
+
+    def _best(self, logits: Matrix, count: int, columns: int) -> tuple[Matrix, Matrix]:
         values, ids = (self.new_matrix(logits.rows, count, what) for what in ("best logits", "their ids"))
         with self.memory.workspace.scope() as scratch:
             self.launch(self.kernels.head_topk(logits, columns, values, ids, scratch))
-        size = values.buffer.nbytes
-        places = self._results.slice(0, size), self._results.slice(size, size)
-        copies = [Copy(places[0], values.buffer), Copy(places[1], ids.buffer)]
-        self.device.copy_batch(copies, self.memory.compute, "best logits")
-        self.device.record(self._result_event, self.memory.compute)
-        self.device.sync(self._result_event)
-        read = [self.device.host_read(place) for place in places]
-        found = BestLogits(
-            read[0].view(np.float32).reshape(values.shape).copy(),
-            read[1].view(np.int32).reshape(ids.shape).copy(),
-        )
-        sound = (found.ids >= 0).all() and (found.values < np.finfo(np.float32).max).all()
-        return found if sound else None
+        return values, ids
 
     @property
     def metrics(self) -> HybridMetrics | None:

@@ -12,6 +12,7 @@ from strata.core import ExpertId
 from strata.device.base import Buffer, Device
 from strata.memory.expert_arrivals import Arriving
 from strata.memory.expert_host import HostExperts
+from strata.memory.locked_pieces import LockedPieces, LockOptions
 from strata.memory.transfer import Transfer, TransferState
 
 _OVER = (TransferState.DONE, TransferState.CANCELLED)
@@ -33,17 +34,16 @@ class Loan:
 class ExpertSource:
     """The experts' records in host memory as buffers that transfers read.
 
-    pinned: lock each record's memory; False: it is plain memory and crosses through the staging buffers.
-    Records that are always in memory become buffers once. Where memory is a cache of the disk, they come
-    through it, and their places are held until the transfer that reads them is over; so many at most as leave
-    half of the cache to others. What exceeds that, or passes through without a place, is copied.
+    Records that are always in memory become buffers once, and are page-locked as `locks` says. Where memory
+    is a cache of the disk, they come through it, and their places are held until the transfer that reads them
+    is over; so many at most as leave half of the cache to others. What exceeds that, or passes through
+    without a place, is copied.
     """
 
-    def __init__(self, device: Device, pinned: bool) -> None:
+    def __init__(self, device: Device, locks: LockOptions) -> None:
         self._device = device
-        self._register = device.host_register if pinned else device.host_pageable
+        self.pieces = LockedPieces(device, locks)
         self._banks: dict[int, ExpertBank] = {}
-        self._records: dict[ExpertId, Buffer] = {}
         self._loans: list[Loan] = []
 
     def know(self, banks: Sequence[ExpertBank]) -> None:
@@ -75,7 +75,10 @@ class ExpertSource:
             for expert in experts:
                 tier = self._banks[expert.layer].tier
                 if tier is None:
-                    loan.records.append(self._record(expert))
+                    record = self._banks[expert.layer].record(expert.index)
+                    loan.records.append(
+                        self.pieces.buffer(record, f"expert {expert.index} of layer {expert.layer}")
+                    )
                 else:
                     self._bring(loan, tier, expert, passing)
         except BaseException:
@@ -96,16 +99,7 @@ class ExpertSource:
         """End everything. Nothing is on the bus any more."""
         for loan in list(self._loans):
             self._end(loan)
-        for buffer in self._records.values():
-            self._device.free(buffer)
-        self._records.clear()
-
-    def _record(self, expert: ExpertId) -> Buffer:
-        found = self._records.get(expert)
-        if found is None:
-            values = self._banks[expert.layer].record(expert.index)
-            found = self._records[expert] = self._register(values, f"{expert}")
-        return found
+        self.pieces.close()
 
     def _bring(self, loan: Loan, tier: HostExperts, expert: ExpertId, passing: bool) -> None:
         arriving = tier.lend(expert, passing=passing)
@@ -119,6 +113,10 @@ class ExpertSource:
         finally:
             if not loan.kept or loan.kept[-1] is not arriving:
                 arriving.close()
+        if loan.kept and loan.kept[-1] is arriving:
+            place = self.pieces.buffer(tier.place_of(record), "a place for experts", changes=True)
+            loan.records.append(place.slice(0, record.nbytes))
+            return
         buffer = self._device.host_pageable(record, f"{expert}")
         loan.own.append(buffer)
         loan.records.append(buffer)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_weights import as_gating, as_record_shape
-from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
 from strata.backends.hybrid.attention_steps import attention_in_steps
 from strata.backends.hybrid.host_attention import HostAttention
+from strata.backends.hybrid.host_verify import verify
 from strata.backends.hybrid.kernel_set import (
     ExpertGroup,
     HeadColumns,
@@ -219,6 +220,27 @@ class HostKernels:
             _i32(writes[1], ids)[:] = np.where(best > NOTHING, order, -1)
 
         yield _launch("head_topk", compute, (logits.buffer,), (values.buffer, ids.buffer))
+
+    def verify_draft(
+        self, values: Matrix, ids: Matrix, drafts: DraftTables, accepted: Matrix, tokens: Matrix
+    ) -> Launches:
+        """One launch."""
+
+        def compute(reads: Views, writes: Views) -> None:
+            logits, candidates = _f32(reads[0], values).astype(np.float64), _i32(reads[1], ids)
+            settings = _f32(reads[2], drafts.settings).astype(np.float64)
+            draft, numbers = _i32(reads[3], drafts.draft)[0], _f32(reads[4], drafts.numbers)[0]
+            first_row = _i32(reads[5], drafts.first_row)[0]
+            counts, chosen = _i32(writes[0], accepted)[0], _i32(writes[1], tokens)[0]
+            for i, own in enumerate(settings):
+                rows = slice(first_row[i], first_row[i + 1])
+                counts[i], chosen[i] = verify(
+                    logits[rows], candidates[rows], draft[rows], own, numbers[rows].astype(np.float64)
+                )
+
+        tables = (drafts.settings, drafts.draft, drafts.numbers, drafts.first_row)
+        reads = (values.buffer, ids.buffer, *(table.buffer for table in tables))
+        yield _launch("verify_draft", compute, reads, (accepted.buffer, tokens.buffer))
 
     def ffn(
         self,

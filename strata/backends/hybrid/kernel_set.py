@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvSpec
-from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
+from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
 from strata.backends.parts import AttentionCall, Gating
 from strata.core import Batch
 from strata.core import Sequence as Tokens
@@ -234,6 +234,12 @@ class KernelSet(Protocol):
     ) -> Launches:
         """The values.cols best of the first `columns` of each row, best first, equal ones to the lowest id:
         values f32, ids i32. NaN counts as the largest f32; where a row has fewer above -3e38, ids are -1."""
+        ...
+
+    def verify_draft(
+        self, values: Matrix, ids: Matrix, drafts: DraftTables, accepted: Matrix, tokens: Matrix
+    ) -> Launches:
+        """What `Backend.verify_drafts` says of each sequence, out of what head_topk found; -1: undecided."""
         ...
 
     def ffn(

@@ -10,7 +10,7 @@ from strata.backends.hybrid.uploads import StaticWeights, Uploads
 from strata.device.base import Device
 from strata.memory.regions import ALIGNMENT, DeviceRegion, RegionSizes, aligned
 from strata.memory.transfers import TransferQueue
-from strata.plan.activations import PIECES_BYTES, logit_row_elements, row_elements, scratch_bytes
+from strata.plan.activations import DRAFT_WORDS, PIECES_BYTES, logit_row_elements, row_elements, scratch_bytes
 from strata.plan.spec import ModelSpec
 
 TABLES = 8
@@ -75,7 +75,8 @@ def workspace_bytes(spec: ModelSpec, kv: KvSpec, options: HybridOptions) -> int:
 
 
 def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
-    """Pinned memory for what a pass brings: rows, rope tables, page table, rows of logits, expert tables."""
+    """Pinned memory for what a pass brings: rows, rope tables, page table, rows of logits, drafts, expert
+    tables."""
     rows = options.rows * (spec.hidden + spec.attention.rope.rotary_dim + ROW_TABLES)
     tables = 0
     if spec.experts is not None:
@@ -83,4 +84,4 @@ def inputs_bytes(spec: ModelSpec, options: HybridOptions) -> int:
         groups = 3 + -(-router.experts // options.stream_experts)
         each = 16 * router.experts + 4 * options.rows + TABLES * ALIGNMENT
         tables = spec.layers * (groups * each + 16 * options.rows * router.top_k)
-    return 4 * (rows + options.logit_rows) + 8 * options.blocks + tables + PIECES_BYTES
+    return 4 * (rows + (1 + DRAFT_WORDS) * options.logit_rows) + 8 * options.blocks + tables + PIECES_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from strata.memory.heat import Heat
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES, PolicyFactory
 from strata.memory.transfers import TransferOptions
 from strata.plan.cost import Misses, Speeds
@@ -26,7 +27,7 @@ class HybridOptions:
     Qwen3-30B-A3B's shape hid 37 % of the copies, 32 x 4 (a layer, 320 MB) nearly all (virtual time).
     kv_tier: where KV pages live; staged_blocks: for pages at the host, the most distinct ones of a pass,
     whose blocks of two layers are on the device.
-    pinned: experts lie in memory that can be page-locked; False: they cross through the staging buffers.
+    locks: how the experts' memory is page-locked; what is not crosses through the staging buffers.
     inserts_per_step: bound on experts admitted to the cache in one step. prefetch: the least share of a
     token's weight with which a guessed expert is fetched ahead; above 1: none is.
     heat: what earlier runs used: the cache starts warm, in the background; it learns what decoding uses, and
@@ -46,7 +47,7 @@ class HybridOptions:
     stream_experts: int = 4
     kv_tier: Tier = "device"
     staged_blocks: int = 0
-    pinned: bool = True
+    locks: LockOptions = field(default_factory=LockOptions)
     inserts_per_step: int | None = 16
     prefetch: float = 0.2
     policy: PolicyFactory = POLICIES["lru"]

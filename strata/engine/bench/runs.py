@@ -37,6 +37,9 @@ class RandomTokens(Sampler):
         # Python's own generator: numpy's took 250 us of a step whose weights had emptied the caches.
         self._uniform = Random(seed).random
 
+    def drawing(self, count: int) -> None:
+        """No device knows this choice."""
+
     def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """One id below valid_tokens."""
         return int(self._uniform() * self.valid_tokens)

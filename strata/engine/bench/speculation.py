@@ -68,6 +68,9 @@ class ScriptedTokens(Sampler):
         super().__init__(SamplingParams(temperature=0.0), valid_tokens)
         self._prompt, self._script = prompt, script
 
+    def drawing(self, count: int) -> None:
+        """No device knows this choice."""
+
     def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """The script's token at this place."""
         return self._script[len(tokens) - self._prompt]

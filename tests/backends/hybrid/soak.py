@@ -17,13 +17,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import numpy as np
 from hybrids import FIGURES, CachedStore, options
-from numpy.typing import NDArray
 from tiny_model import VOCAB, moe_spec
 
 from strata.backends.cpu import CpuBackend
@@ -166,7 +165,7 @@ class Soak:
     def _progress(self) -> tuple[int, int]:
         return len(self.live), sum(request.computed for request in self.live.values())
 
-    def _checked_run(self, works: list[Work]) -> NDArray[np.float32]:
+    def _checked_run(self, works: list[Work]) -> list[Any]:
         """Between scheduling and computing: the pages that move are on their way."""
         self._check_watermark()
         return self._run(works)

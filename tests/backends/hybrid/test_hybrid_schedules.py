@@ -11,6 +11,7 @@ from hybrids import CachedStore, Hybrid, Plain, make_hybrid, tokens
 from tiny_model import gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.cpu import CpuBackend
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.transfers import TransferOptions
 
 # One layer suffices for most of what can go wrong; looking ahead to the next one takes two.
@@ -51,7 +52,7 @@ def test_a_thousand_random_schedules_compute_the_same() -> None:
             policy=rng.choice(("lru", "lfu", "forecast")),
             slots=rng.choice((2, 3, 5, 8, 24)),
             misses=rng.choice(("cpu", "fetch", "auto")),
-            pinned=rng.random() < 0.6,
+            locks=LockOptions(rng.choice((0, 1, None)), rng.choice((0, 4000))),
             stream_experts=rng.randint(1, 3),
             inserts_per_step=rng.choice((0, 1, 4, None)),
             prefetch=rng.choice((0.0, 0.4, 2.0)),

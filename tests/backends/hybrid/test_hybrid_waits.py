@@ -11,11 +11,13 @@ from dropped_sites import Site, SiteDroppingDevice, calls_in_source
 from hybrids import FIGURES, SPEEDS, CachedStore, Plain, make_hybrid, one_sequence, tokens
 from tiny_model import moe_spec
 
+from strata.backends.base import NO_MIN_P, DraftRows, Drawing
 from strata.backends.cpu import CpuBackend
 from strata.core import ExpertId
 from strata.device.base import Copy, EventError, RaceError
 from strata.device.emulated import EmulatedDevice
 from strata.memory.expert_slots import Claim
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.transfer import Priority
 from strata.memory.transfers import TransferOptions, TransferQueue
 from strata.plan.spec import ModelSpec
@@ -122,12 +124,34 @@ def best_logits(device: Any) -> bool:
     return all(right)
 
 
+def verified_drafts(device: Any) -> bool:
+    """Of three tokens, each with what follows it as its draft; the second draft is wrong."""
+    store, cpu, ids = CachedStore(DENSE), CpuBackend(threads=1, activations="f32"), tokens(6)
+    plain = Plain.make(cpu, store, DENSE)
+    wanted = [plain.feed(part).argmax(axis=1).tolist() for part in (ids[:3], ids[3:])]
+    hybrid = make_hybrid(cpu, store, DENSE, device=device)
+    greedy, right = Drawing(0.0, 1.0, NO_MIN_P, 1, [0.0] * 3), []
+    for part, next_ones, draft in zip((ids[:3], ids[3:]), wanted, ((0, 1), (0, None)), strict=True):
+        batch = one_sequence(part, hybrid.done, hybrid.pages, True)
+        hybrid.done += len(part)
+        proposed = [next_ones[place] if place is not None else -7 for place in draft]
+        rows = [DraftRows(0, proposed, greedy)]
+        logits = hybrid.decoder.forward(batch, hybrid.kv)
+        (found,) = hybrid.backend.verify_drafts(logits, rows, 1, DENSE.vocab)
+        accepted = 2 if draft[1] is not None else 1
+        right.append(found == (accepted, next_ones[accepted]))
+    hybrid.close()
+    return all(right)
+
+
 SCENARIOS = {
     "fetched": decode(ROUTED, (1, 1, 1, 1), misses="fetch", slots=3, prefetch=0.0),
     "guessed": decode(ROUTED, (1,) * 8, misses="cpu", slots=4, prefetch=0.0, speeds=FAST_BUS),
     "streamed": decode(ROUTED, (20, 1, 20), misses="fetch", slots=2, stream_experts=1, prefetch=2.0),
     "streamed, no slots": decode(ROUTED, (20, 1, 1), misses="fetch", slots=0, stream_experts=1),
-    "plain memory": decode(ROUTED, (20, 1, 1, 1), misses="auto", slots=4, pinned=False, transfers=STAGED),
+    "plain memory": decode(
+        ROUTED, (20, 1, 1, 1), misses="auto", slots=4, locks=LockOptions(None), transfers=STAGED
+    ),
     "computed": decode(ROUTED, (5, 1, 1, 1, 1, 1), misses="cpu", slots=3, prefetch=0.0, speeds=SLOW_BUS),
     "a prompt while experts arrive": decode(
         ROUTED, (1, 20, 1, 20), misses="auto", slots=6, stream_experts=1, prefetch=2.0, speeds=PATIENT
@@ -138,6 +162,7 @@ SCENARIOS = {
     "lent slots": lent_slots,
     "both ways": both_ways,
     "best logits": best_logits,
+    "verified drafts": verified_drafts,
 }
 
 
