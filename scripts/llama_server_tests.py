@@ -135,6 +135,8 @@ REASONS: list[tuple[str, str]] = [
     (r"cors_proxy", "a proxy inside the server: not supported"),
     (r"local_media_file", "images: not supported"),
     (r"tokenize_with_bos", "the demo model has no BOS token"),
+    (r"anthropic_.*(_image|vision)", "images: not supported; here 400 and not 500"),
+    (r"anthropic_empty_messages", "no messages: 400 here, as Anthropic has it"),
 ]
 
 

@@ -182,6 +182,14 @@ def test_sizes(load: Load, text: str, size: int | None) -> None:
     assert ("auto" if size is None else f"({size} bytes)") in config.show()
 
 
+def test_nothing_needs_no_unit(load: Load) -> None:
+    """copies: 0 reads as "off"; any other bare number could be GB or GiB."""
+    for text in ("0", "0.0", "0B", "0 GiB"):
+        assert load(f"host:\n  copies: {text}\n").host.copies == 0
+    with pytest.raises(ConfigError, match="no unit"):
+        load("host:\n  copies: 1\n")
+
+
 @given(st.integers(0, 2**60))
 def test_every_byte_count_survives(size: int) -> None:
     assert parse_size(f"{size}B") == size

@@ -80,6 +80,14 @@ def test_this_machine(strata: Any, store: Path, tmp_path: Path, monkeypatch: pyt
     assert len(plan["threads"][0]["cpus"]) >= 1
 
 
+def test_a_card_that_is_asked_for_and_not_there_is_told(strata: Any, store: Path) -> None:
+    code, out, err = strata("plan", store, "--set", "device.use=cuda", "--json")
+    missing = json.loads(out)["device"] is None
+    assert code == 0 and missing == ("this machine has no card: planned without one" in err)
+    code, _, err = strata("plan", store, "--set", "device.use=cuda", *XEON)
+    assert code == 0 and "no card" not in err
+
+
 def test_options_come_from_files_and_flags(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(

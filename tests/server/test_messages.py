@@ -28,7 +28,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = [{"name": "add", "description": "Adds", "input_schema": SCHEMA}]
-KEYS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+KEYS = {
+    **{"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"},
+    "signature_delta": "signature",
+}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 
 
@@ -84,6 +87,8 @@ def message(server: Harness, **changes: Any) -> dict[str, Any]:
             key = KEYS[delta["type"]]
             blocks[event["index"]][key.replace("partial_", "")] += delta[key]
     assert kinds.count("content_block_stop") == len(blocks)
+    signed = [event["index"] for event in streamed if event.get("delta", {}).get("type") == "signature_delta"]
+    assert signed == [place for place, block in enumerate(blocks) if block["type"] == "thinking"]
     for block, expected in zip(blocks, whole["content"], strict=True):
         text = block.pop("json")
         if block["type"] == "tool_use":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,20 @@ def status(server: Harness) -> tuple[int, str]:
     reply = server.get("/health")
     replies.Health.model_validate(reply.json)
     return reply.status, reply.json["status"]
+
+
+def test_the_model_has_the_names_that_people_know(serve: Serve) -> None:
+    """Its own, the alias, and what it was started by; the card says how answers call it."""
+    server = serve(model_name="alias")
+    assert server.thread.model is not None
+    for name in ("alias", server.thread.model.name):
+        assert server.get(f"/v1/models/{name}").json["id"] == "alias"
+    for name in ("other", "", "alias/", "../alias"):
+        assert server.get(f"/v1/models/{name}").status == 404
+    named = replace(server.service.config, model=replace(server.service.config.model, path="stores/short"))
+    server.service.config = named
+    assert server.get("/v1/models/short").json["id"] == "alias"
+    assert server.get("/v1/models/stores/short").status == 404
 
 
 def test_loading(tiny_store: Any) -> None:

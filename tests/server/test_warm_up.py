@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from server_harness import load
 
+from strata.core import Request, SamplingParams
+from strata.engine.tier import load_heat
 from strata.interfaces.models import LoadedModel
 from strata.interfaces.server.warm_up import SAMPLES, TOKENS, warm_up
+from strata.memory.heat import HEAT
+from strata.store.reader import Store
 
 
 @pytest.fixture
@@ -50,6 +56,58 @@ def test_it_ends_when_its_time_is_up(model: LoadedModel) -> None:
 
 def test_it_ends_when_the_server_stops(model: LoadedModel) -> None:
     assert run(model, 3600, stopping=lambda: True) == [] and model.engine.metrics.steps == 0
+
+
+def answer(model: LoadedModel) -> list[int]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8)
+    return list(model.engine.generate(Request("a", model.encode_text("Hello"), sampling, model.stop_ids)))
+
+
+@pytest.fixture(scope="module")
+def cold(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What is answered without any heat file."""
+    store = tmp_path_factory.mktemp("cold") / "store"
+    shutil.copytree(tiny_store, store, ignore=shutil.ignore_patterns(HEAT))
+    return answer(load(store, device_use="emulated"))
+
+
+HEATS: dict[str, Any] = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "not a number": lambda text: text.replace("1.0", "NaN"),
+    "endless": lambda text: text.replace("1.0", "Infinity"),
+    "negative": lambda text: text.replace("1.0", "-1.0"),
+    "huge": lambda text: text.replace("1.0", "9" * 5000),
+    "another model": lambda text: text.replace('"model": "', '"model": "x'),
+    "no list": lambda text: text.replace("[", "{", 1),
+    "other layers": lambda text: text.replace('"layers": [', '"layers": [{"steps": 0, "uses": []}, '),
+    "deep": lambda text: "[" * 100_000,
+    "no text": lambda text: "\udcff\udcfe",
+    "a folder": None,
+}
+
+
+@pytest.mark.parametrize("kind", HEATS)
+def test_a_broken_heat_file_costs_nothing_but_warmth(
+    kind: str, tiny_store: Path, tmp_path: Path, cold: list[int]
+) -> None:
+    """At the start with a cache of experts, which that file says to fill; answers are the same."""
+    store = tmp_path / "store"
+    shutil.copytree(tiny_store, store)
+    heat = load_heat(Store.open(store))
+    heat.add(next(n for n, count in enumerate(heat.space.per_layer) if count), [0])
+    assert not heat.save(store)
+    good = (store / HEAT).read_text()
+    assert "1.0" in good
+    if HEATS[kind] is None:
+        (store / HEAT).unlink()
+        (store / HEAT).mkdir()
+    else:
+        (store / HEAT).write_text(HEATS[kind](good), errors="surrogateescape")
+    started = load(store, device_use="emulated")
+    warm_up(started, lambda stage, share: None, 3600)
+    assert [answer(started), answer(started)] == [cold] * 2
+    started.engine.check_integrity()
 
 
 def test_it_waits_for_the_experts_used_most(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

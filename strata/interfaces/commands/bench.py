@@ -27,7 +27,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         """The numbers in the order given; fails for anything else, and outside of low to high."""
         parts = value.split(",") if isinstance(value, str) else [str(number) for number in value]
-        found = [int(part) for part in parts if part.strip().isdecimal() and len(part) < 10]
+        plain = [part.strip() for part in parts if part.isascii()]
+        found = [int(part) for part in plain if part.isdecimal() and len(part) < 10]
         if len(found) < len(parts) or not all(self.low <= number <= self.high for number in found):
             self.fail(f"{value!r}: numbers from {self.low} to {self.high}, comma-separated", param, ctx)
         return list(dict.fromkeys(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from strata.interfaces.server.errors import ApiError
 
 _LOST = (RayActorError, BackPressureError)
 _PASSED_ON = ("authorization", "x-api-key", "content-type", "accept")
+_WHOLE, _NUMBER = re.compile("[0-9]{1,6}"), re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+_LEAST = {"replicas": 1, "front": 1}
 _HOP = ("content-length", "connection", "transfer-encoding")  # of the answer: the front's own
 
 
@@ -50,11 +53,16 @@ class Asked:
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
             raise UsageError(f"{', '.join(sorted(unknown))}: not known", remedy=f"one of {names}")
-        default = cls()
-        try:
-            return cls(**{name: type(getattr(default, name))(value) for name, value in arguments.items()})
-        except ValueError as error:
-            raise UsageError(str(error), remedy="replicas=2 most=4") from None
+        return cls(**{name: cls._value(name, text) for name, text in arguments.items()})
+
+    @classmethod
+    def _value(cls, name: str, text: str) -> Any:
+        kind, least = type(getattr(cls(), name)), _LEAST.get(name, 0)
+        if kind is str:
+            return text
+        if not (_NUMBER if kind is float else _WHOLE).fullmatch(text) or not least <= float(text):
+            raise UsageError(f"{name}={text[:40]} is no number from {least} on", remedy="replicas=2 most=4")
+        return kind(text)
 
     def configuration(self) -> Config:
         """The server's. UsageError without a model."""

@@ -26,6 +26,7 @@ from strata.interfaces.server.transport import LOG_FIELDS
 OPEN_PATHS = frozenset(("/", "/health", *page_files()))
 """Paths that need no key: they say nothing about what anybody asked. The page asks its user for the key."""
 _METHODS_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+_DIGITS = 20  # of a length: more are too many bytes in any case, and thousands no number for int()
 CLIENT_LEFT = 499  # nginx's number for it; nobody gets it
 
 
@@ -115,8 +116,8 @@ class Gate:
             shown = kind.decode("latin-1")[:64] or "missing"
             raise ApiError(415, f"the content type is {shown}, send application/json")
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._body_bytes:
-            raise self._too_large(int(length))
+        if length.isdigit() and int(length[:_DIGITS]) > self._body_bytes:
+            raise self._too_large(int(length[:_DIGITS]))
 
     def _too_large(self, size: int) -> ApiError:
         message = f"the body has {size} bytes or more, {self._body_bytes} are allowed"

@@ -70,7 +70,7 @@ class Service:
     @property
     def names(self) -> frozenset[str]:
         """All that clients may call the model: also its own name, and the last part of its path."""
-        return frozenset((self.name, self.model.name, PurePath(self.config.model.path).name))
+        return frozenset((self.name, self.model.name, PurePath(self.config.model.path).name)) - {""}
 
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:

@@ -121,8 +121,10 @@ class MessageWriter:
     def _close(self) -> list[dict[str, Any]]:
         if self._open is None:
             return []
+        signed = self._open["type"] == "thinking"  # clients wait for it at the end of such a block
         self._open = None
-        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+        stop = {"type": "content_block_stop", "index": self._blocks - 1}
+        return [self._delta("signature_delta", "signature", ""), stop] if signed else [stop]
 
     def _delta(self, kind: str, key: str, text: str) -> dict[str, Any]:
         delta = {"type": kind, key: text}
