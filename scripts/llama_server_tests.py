@@ -195,7 +195,7 @@ def markdown(results: list[Result], version: str) -> str:
     skipped = [result.test for result in results if result.outcome == "skipped"]
     others = [result for result in results if result.outcome == "failed"]
     known = sum(bool(result.reason) for result in others)
-    counts = f"{len(results)} run, {len(passed)} passed, {len(skipped)} skipped by themselves, "
+    counts = f"{len(results)} run, {len(passed)} passed, {len(skipped)} skipped by themselves,"
     lines = [
         "# llama.cpp's server tests against Strata",
         "",

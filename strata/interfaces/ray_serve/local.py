@@ -12,9 +12,9 @@ from strata.config import Config
 from strata.interfaces.models import open_model
 from strata.interfaces.server.app import build_app
 from strata.interfaces.server.health import health
+from strata.interfaces.server.listening import api_keys
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
-from strata.interfaces.server.serving import api_keys
 from strata.interfaces.server.warm_up import warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
 

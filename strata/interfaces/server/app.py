@@ -29,6 +29,7 @@ from strata.interfaces.server.errors import ApiError, ErrorResponse, api_error, 
 from strata.interfaces.server.gate import CLIENT_LEFT, Gate
 from strata.interfaces.server.health import health
 from strata.interfaces.server.json_body import JsonRoute
+from strata.interfaces.server.listening import is_loopback
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.metrics import CONTENT_TYPE
 from strata.interfaces.server.page import page_files, page_response
@@ -76,11 +77,6 @@ def build_app(service: Service, *, keys: Sequence[str] = (), log: RequestLog | N
         body_seconds=float(config.client_seconds),
         paths=frozenset(route.path for route in app.routes if hasattr(route, "path")),
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _responses(*statuses: int, ok: Any = None) -> dict[int | str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The process: socket, model, signals, and an orderly end."""
+"""The process: its parts, signals, and an orderly end."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.config import Config
-from strata.errors import ConfigError, UsageError
 from strata.interfaces.models import LoadedModel, open_model
 from strata.interfaces.recording import Files, Recording
-from strata.interfaces.server.app import build_app, is_loopback
+from strata.interfaces.server.app import build_app
+from strata.interfaces.server.connection import BoundedProtocol
 from strata.interfaces.server.heartbeat import Heartbeat
+from strata.interfaces.server.listening import announce, api_keys, bind
 from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.warm_up import Report, warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
 from strata.interfaces.systemd.notify import Notifier
 
-KEY_VARIABLE = "STRATA_API_KEY"
 _HEADER_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 30
 _LAST_WORDS_SECONDS = 3  # for connections to take the end of an answer, once nothing runs any more
 _JOIN_SECONDS = 1.0
 _NO_FILES = Files()
-_MAX_KEY_FILE = 1 << 20
 
 
 def serve(config: Config, files: Files = _NO_FILES) -> int:
@@ -47,86 +43,6 @@ def serve(config: Config, files: Files = _NO_FILES) -> int:
     keys = api_keys(config)
     with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
         return asyncio.run(_Process(config, listener, keys, log, files, notifier).run())
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The listening socket. Raises UsageError when the address cannot be had."""
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, number)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(512)
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {reason}", remedy="--port N (0: any free one) or --host"
-        ) from error
-    return listener
-
-
-def api_keys(config: Config) -> list[str]:
-    """From the environment and the file. Raises ConfigError for a file without a key."""
-    keys = [os.environ.get(KEY_VARIABLE, "").strip()]
-    name = config.server.api_key_file
-    if name:
-        with Path(name).open("rb") as file:
-            lines = file.read(_MAX_KEY_FILE).decode("utf-8", "replace").splitlines()
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise ConfigError(f"{name}: no key in it ({config.where('server.api_key_file')})")
-        keys += found
-    return [key for key in keys if key]
-
-
-def _announce(log: RequestLog, config: Config, listener: socket.socket, keys: Sequence[str]) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    log.event("listening", url=f"http://{shown}:{port}", key="needed" if keys else "none")
-    if not keys and not is_loopback(config.server.host):
-        log.warning(f"everybody who reaches {host} may use this server: set {KEY_VARIABLE}")
-
-
-class BoundedProtocol(H11Protocol):
-    """Closes connections on which no complete request header comes in time (uvicorn waits for ever)."""
-
-    header_seconds = 30.0
-
-    def connection_made(self, transport: Any) -> None:
-        """asyncio.Protocol."""
-        super().connection_made(transport)
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._watch_header()
-
-    def data_received(self, data: bytes) -> None:
-        """asyncio.Protocol."""
-        super().data_received(data)
-        self._watch_header()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio.Protocol."""
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _watch_header(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
-        elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_seconds, self._give_up)
-
-    def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _give_up(self) -> None:
-        self._header_timer = None
-        if self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete):
-            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -174,7 +90,7 @@ class _Process:
         self._server = _Server(self._uvicorn_config())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        _announce(self._log, self._config, self._listener, self._keys)
+        announce(self._log, self._config, self._listener, self._keys)
         self._thread.start()
         beats = loop.create_task(self._heartbeat.run())
         await self._server.serve(sockets=[self._listener])

@@ -12,7 +12,7 @@ import strata
 from strata.config import BUNDLED_MODELS, Config
 from strata.errors import UsageError
 from strata.hardware.profile import HardwareProfile
-from strata.interfaces.server.app import is_loopback
+from strata.interfaces.server.listening import is_loopback
 from strata.interfaces.systemd.unit import Nodes, UnitSpec
 from strata.plan.plan import Plan
 from strata.store.manifest import MANIFEST

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from strata.interfaces.server.formats.call_reader import CallPiece
-from strata.interfaces.server.formats.tagged import CallCounter, _first, _tail
+from strata.interfaces.server.formats.tagged import CallCounter, first_marker, held_back
 from strata.interfaces.server.output import Part
 
 _BODY = "<|message|>"
@@ -41,9 +41,9 @@ class HarmonyOutput:
         parts: list[Part] = []
         while True:
             markers = _ENDS if self._in_body else (_BODY,)
-            place, marker = _first(self._text, markers)
+            place, marker = first_marker(self._text, markers)
             if marker is None:
-                keep = _tail(self._text, markers) if self._in_body else len(self._text)
+                keep = held_back(self._text, markers) if self._in_body else len(self._text)
                 parts += self._take(self._text[: len(self._text) - keep])
                 self._text = self._text[len(self._text) - keep :]
                 return parts

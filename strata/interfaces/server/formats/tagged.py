@@ -77,9 +77,9 @@ class TaggedOutput:
         parts: list[Part] = []
         while True:
             markers = self._markers()
-            place, marker = _first(self._text, markers)
+            place, marker = first_marker(self._text, markers)
             if marker is None:
-                keep = _tail(self._text, markers)
+                keep = held_back(self._text, markers)
                 parts += self._take(self._text[: len(self._text) - keep])
                 self._text = self._text[len(self._text) - keep :]
                 return parts
@@ -148,14 +148,14 @@ class TaggedOutput:
         return parts if self._is_call else [Part(self._raw + marker)]
 
 
-def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
+def first_marker(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
     """The first marker in a text and its place; the longest of those that begin there."""
     found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
     place, _, first = min(found, default=(-1, 0, None))
     return place, first
 
 
-def _tail(text: str, markers: tuple[str, ...]) -> int:
+def held_back(text: str, markers: tuple[str, ...]) -> int:
     """How many characters at the end may be the beginning of a marker."""
     longest = max((len(marker) for marker in markers), default=1) - 1
     sizes = range(min(longest, len(text)), 0, -1)
