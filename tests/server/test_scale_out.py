@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.config import Override, load_config
+from strata.errors import UsageError
 from strata.interfaces.ray_serve.answer import one_answer
 from strata.interfaces.ray_serve.local import Head, LocalServer, Wire
 from strata.interfaces.ray_serve.prefix import PrefixIndex, prefix_keys
@@ -221,6 +222,25 @@ def test_an_answer_from_as_many_replicas_as_it_takes() -> None:
 
 _LONGEST = 240.0
 """Seconds for an answer: a replica that takes another's place imports everything again."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("replicas", value) for value in ("0", "-1", "two", "1.5", "1_0", " 2", "\u0662", "9" * 5000, "")),
+        *(("cpus", value) for value in ("nan", "inf", "1e3", "-1", "")),
+        *(("front", "0"), ("slack", "-1"), ("most", "x"), ("replica", "2"), ("", "2")),
+    ],
+)
+def test_arguments_that_are_none(name: str, value: str) -> None:
+    pytest.importorskip("ray", reason="ray is missing: pip install 'strata-moe[ray]'")
+    from strata.interfaces.ray_serve.deployment import Asked
+
+    with pytest.raises(UsageError) as caught:
+        Asked.parse({"model": "demo", name: value})
+    assert len(str(caught.value)) < 200
+    good = Asked.parse({"model": "demo", "replicas": "3", "cpus": "0.5", "slack": "0"})
+    assert (good.replicas, good.cpus, good.slack, good.model) == (3, 0.5, 0, "demo")
 
 
 @pytest.fixture

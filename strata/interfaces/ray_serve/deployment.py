@@ -24,6 +24,7 @@ from strata.interfaces.ray_serve.local import Head, LocalServer, Wire
 from strata.interfaces.ray_serve.prefix import prefix_keys
 from strata.interfaces.ray_serve.resume import with_seed
 from strata.interfaces.ray_serve.router import PrefixRouter
+from strata.interfaces.server.anthropic.errors import content_for
 from strata.interfaces.server.errors import ApiError
 
 _LOST = (RayActorError, BackPressureError)
@@ -103,14 +104,15 @@ class Front:
         self._draw = random.Random()
 
     async def __call__(self, request: Request) -> Response:
-        """One request. Errors in OpenAI's shape, as those of the replicas."""
+        """One request. Errors in the shape of the API that was asked, as those of the replicas."""
         try:
             wire = await self._wire(request)
             ask = functools.partial(self._ask, prefix_keys(wire.body), wire)
             attempts = one_answer(ask, _LOST, resumes=_has_seed(wire.path))
             head = await anext(attempts)
         except ApiError as error:
-            return JSONResponse(error.content(), error.status, headers=error.headers)
+            content = content_for(request.scope["path"], error)
+            return JSONResponse(content, error.status, headers=error.headers)
         assert isinstance(head, Head)
         headers = {name: value for name, value in head.headers.items() if name not in _HOP}
         if streams(head):

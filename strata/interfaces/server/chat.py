@@ -105,10 +105,11 @@ def _constraints(
     model, form = service.model, service.answer_format
     source = chat_source(model, form, body, prompt, tools, wanted)
     makes: Callable[[], Constraint | None] = model.grammars.compiled(source) if source else lambda: None
-    if body.thinking_token_budget is None:
-        return makes
+    budget, limits = body.thinking_token_budget, (body.max_tokens, body.max_completion_tokens)
+    if budget is None or budget >= min(model.context, *(limit for limit in limits if limit is not None)):
+        return makes  # without a budget a token is cheaper
     reasoning = reasoning_of(form, model.format, prompt, tools=bool(tools))
-    return with_budget(model, reasoning, body.thinking_token_budget, makes) if reasoning else makes
+    return with_budget(model, reasoning, budget, makes) if reasoning else makes
 
 
 @dataclass
