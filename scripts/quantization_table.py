@@ -1,0 +1,266 @@
+"""The table of docs/quantization.md: what each way of storing a model costs in bytes, quality and speed.
+
+    python scripts/quantization_table.py --work /tmp/table demo
+    python scripts/quantization_table.py --work /tmp/table smollm2 --steps convert,eval --seconds 250
+    python scripts/quantization_table.py --work /tmp/table smollm2 --gguf "llama.cpp Q4_K_M=/tmp/q4_k_m.gguf"
+    python scripts/quantization_table.py --work /tmp/table smollm2 --print
+
+MODEL: demo (made into a bf16 checkpoint by demo_checkpoint.py), smollm2, a GGUF file or a checkpoint's
+folder. Every row is made by `strata calibrate`, `convert`, `eval compare` against the bf16 row, and `bench`;
+those of --gguf are read as they are and not timed. What is done is kept in --work, so that a second call
+goes on; --seconds N begins nothing new after that time. A row whose command failed says why; --again tries
+those once more.
+
+All comparisons have an f32 KV cache (KV rows apart) and the activations that runs have; the reference's
+products are f32. Speeds are `strata bench -p 512 -n 64 -d 0 -s 1 -r 2`; an idle machine is the caller's
+business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import demo_checkpoint
+
+from strata.interfaces.bundled import model_path
+from strata.store.manifest import read_manifest
+
+Result = dict[str, Any]
+STEPS = ("convert", "eval", "bench")
+_BF16 = {"experts": "bf16", "shared": "bf16", "head": "bf16", "embed": "bf16"}
+_BENCH = ("-p", "512", "-n", "64", "-d", "0", "-s", "1", "-r", "2")
+
+
+@dataclass(frozen=True)
+class Row:
+    """formats: by part, for convert; method and stats, too: stats names one of STATS. settings: --set.
+
+    gguf: a file that is measured instead of a store.
+    """
+
+    name: str
+    formats: Mapping[str, str]
+    method: str = ""
+    stats: str = ""
+    settings: tuple[str, ...] = ()
+    gguf: Path | None = None
+
+    @property
+    def store(self) -> str:
+        """Rows with the same conversion share a store."""
+        parts = [*dict.fromkeys(self.formats.values()), self.method, self.stats]
+        return "-".join(part for part in parts if part).replace("+", "_")
+
+
+def _all(fmt: str) -> dict[str, str]:
+    """Matrices of layers in one format, head and embedding in 8 bits per row."""
+    return {"experts": fmt, "shared": fmt, "head": "w8", "embed": "w8"}
+
+
+STATS = {"own": (), "shared": ("--min-tokens", "1000000000")}
+"""Arguments of `strata calibrate`: every expert's own statistics, or its layer's for all."""
+ROWS = (
+    Row("bf16", _BF16),
+    Row("w8", _all("w8"), settings=("backend.activations=int8g64",)),
+    Row("w4g128 plain", _all("w4g128")),
+    Row("w4g64 plain", _all("w4g64")),
+    Row("w4g64 gptq", _all("w4g64"), "gptq", "own"),
+    Row("w4g64 gptq, shared statistics", _all("w4g64"), "gptq", "shared"),
+    Row("w4g64 awq", _all("w4g64"), "awq", "own"),
+    Row("w4g64 awq+gptq", _all("w4g64"), "awq+gptq", "own"),
+    Row("w8a8 plain", _all("w8")),
+    Row("w8a8 smooth, per expert", _all("w8"), "smooth", "own"),
+    Row("w8a8 smooth, shared statistics", _all("w8"), "smooth", "shared"),
+    *(
+        Row(f"bf16, KV {dtype}", _BF16, settings=(f"kv.dtype={dtype}",))
+        for dtype in ("bf16", "int8g32", "int8g64", "int8")
+    ),
+)
+BASE = ROWS[0]
+
+
+class FailedError(Exception):
+    """A command's last line of errors."""
+
+
+def strata(*arguments: str | Path) -> str:
+    """Runs a command; its stdout."""
+    command = [sys.executable, "-m", "strata", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise FailedError(next((line for line in lines if line.startswith("error")), lines[0]))
+    return done.stdout
+
+
+class Table:
+    """The rows of one model. results: by row and step, as they were measured; kept in a file."""
+
+    def __init__(self, model: str, work: Path, text: Sequence[str], rows: Sequence[Row]) -> None:
+        self.model = model
+        self.rows = rows
+        self.folder = work / Path(model).stem
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._text = text
+        self._file = self.folder / "results.json"
+        self.results: dict[str, dict[str, Result]] = {}
+        if self._file.exists():
+            self.results = json.loads(self._file.read_text())
+
+    @property
+    def source(self) -> Path:
+        """What is converted."""
+        if self.model != "demo":
+            return model_path(self.model)
+        made = self.folder / "demo-bf16"
+        return made if made.exists() else demo_checkpoint.write_checkpoint(made)
+
+    def forget_failures(self) -> None:
+        """So that they are tried again."""
+        for done in self.results.values():
+            done.pop("failed", None)
+
+    def store(self, row: Row) -> Path:
+        """Where the row's store is, or will be."""
+        return row.gguf or self.folder / row.store
+
+    def missing(self, steps: Sequence[str], names: Sequence[str]) -> Iterator[tuple[Row, str]]:
+        """What is not done yet when it is asked for, in the order in which it can be done."""
+        for row in self.rows:
+            if not any(name in row.name for name in names):
+                continue
+            for step in STEPS if row.gguf is None else STEPS[:2]:
+                done = self.results.get(row.name, {})
+                if step in steps and step not in done and "failed" not in done:
+                    yield row, step
+
+    def do(self, row: Row, step: str) -> None:
+        """One step of one row, noted."""
+        done = self.results.setdefault(row.name, {})
+        begin = time.perf_counter()
+        try:
+            done[step] = getattr(self, f"_{step}")(row)
+            done[step]["seconds"] = round(time.perf_counter() - begin, 1)
+            done[step]["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+        except FailedError as error:
+            done["failed"] = {"step": step, "why": str(error)}
+        self._file.write_text(json.dumps(self.results, indent=1))
+
+    def _convert(self, row: Row) -> Result:
+        store = self.store(row)
+        if row.gguf is not None:
+            return {"bytes": row.gguf.stat().st_size}
+        if not store.exists():
+            options = [part for key, value in row.formats.items() for part in (f"--{key}", value)]
+            if row.method:
+                options += ["--method", row.method, "--stats", str(self._stats(row.stats))]
+            strata("convert", self.source, "--out", store, *options)
+        manifest = read_manifest(store)
+        shards = {shard.path for shard in manifest.shards()}
+        return {"bytes": sum(entry.bytes for entry in manifest.files if entry.file in shards)}
+
+    def _stats(self, name: str) -> Path:
+        made = self.folder / f"{name}.stats"
+        if not made.exists():
+            strata("calibrate", self.source, "--out", made, *STATS[name])
+        return made
+
+    def _eval(self, row: Row) -> Result:
+        asked = ["kv.dtype=f32", *row.settings]
+        settings = [part for item in asked for part in ("--set-b", item)]
+        truth = ["--set-a", "kv.dtype=f32", "--set-a", "backend.activations=f32"]
+        stores = self.store(BASE), self.store(row)
+        found: Result = json.loads(
+            strata("eval", "compare", *stores, *truth, *settings, *self._text, "--samples", "0", "--json")
+        )
+        return found
+
+    def _bench(self, row: Row) -> Result:
+        settings = [part for item in row.settings for part in ("--set", item)]
+        found = json.loads(strata("bench", self.store(row), *settings, *_BENCH, "--json"))
+        return {"subject": found["subject"], **{result["kind"]: result for result in found["results"]}}
+
+    def markdown(self) -> str:
+        """The table, and under it the rows that failed."""
+        head = "| | bytes | perplexity | change | KL mean | KL 99 % | top-1 | decode | prefill |"
+        lines = [head, "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+        lines += [_line(row.name, self.results[row.name]) for row in self.rows if self._shown(row)]
+        notes = [
+            f"- {row.name}: not made, `{failed['step']}` says: {failed['why']}"
+            for row in self.rows
+            if (failed := self.results.get(row.name, {}).get("failed"))
+        ]
+        return "\n".join([*lines, "", *notes])
+
+    def _shown(self, row: Row) -> bool:
+        return "convert" in self.results.get(row.name, {})
+
+
+def _line(name: str, done: Mapping[str, Result]) -> str:
+    cells = [f"{done['convert']['bytes']:,}", *["-"] * 5]
+    found = done.get("eval")
+    if found is not None:
+        change = f"{100 * found['perplexity_change']:+.2f} % ± {100 * found['perplexity_change_error']:.2f}"
+        kl = found["kl"]
+        cells[1:] = [f"{found['b']['perplexity']:.3f}", change, f"{kl['mean']:.2e}", f"{kl['p99']:.2e}"]
+        cells.append(f"{100 * found['top1']:.2f} %")
+    return "| " + " | ".join([name, *cells, *_speeds(done.get("bench"))]) + " |"
+
+
+def _speeds(found: Mapping[str, Any] | None) -> list[str]:
+    """Of decoding with bytes/s, of prefill."""
+    if found is None:
+        return ["-", "-"]
+    decode, prefill = found["decode"], found["prefill"]
+    speed = f"{decode['tokens_per_second']['median']:.1f} t/s"
+    if decode["bytes_per_second"]:
+        speed += f", {decode['bytes_per_second']['median'] / 1e9:.1f} GB/s"
+    return [speed, f"{prefill['tokens_per_second']['median']:.0f} t/s"]
+
+
+def main() -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--work", type=Path, required=True, help="folder for stores and results")
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)} [all]")
+    parser.add_argument("--rows", default="", help="only rows whose name holds one of these: gptq,awq")
+    parser.add_argument("--seconds", type=float, help="begin nothing new after these")
+    parser.add_argument("--tokens", type=int, help="of the text, at most")
+    parser.add_argument("--gguf", action="append", default=[], metavar="NAME=FILE", help="one more row")
+    parser.add_argument("--again", action="store_true", help="try again what failed")
+    parser.add_argument("--print", action="store_true", help="only print what is there")
+    options = parser.parse_args()
+    text = ["--tokens", str(options.tokens)] if options.tokens else []
+    ggufs = (item.partition("=") for item in options.gguf)
+    rows = (*ROWS, *(Row(name, {}, gguf=Path(path)) for name, _, path in ggufs))
+    table = Table(options.model, options.work, text, rows)
+    if options.again:
+        table.forget_failures()
+    if not options.print:
+        fill(table, options)
+    print(table.markdown())
+    return 0
+
+
+def fill(table: Table, options: argparse.Namespace) -> None:
+    """Step after step, until all is done or the time is over."""
+    stop = time.monotonic() + (float("inf") if options.seconds is None else options.seconds)
+    for row, step in table.missing(options.steps.split(","), options.rows.split(",")):
+        if time.monotonic() > stop:
+            print("not all is done: call again", file=sys.stderr)
+            break
+        print(f"{step} {row.name}", file=sys.stderr, flush=True)
+        table.do(row, step)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
