@@ -38,6 +38,10 @@ def measured(receipt: Receipt) -> str:
 
 
 def methods(manifest: Manifest) -> str:
-    """How the codes were found, where it was not by plain rounding."""
-    asked = manifest.options.get("method", "")
-    return asked if isinstance(asked, str) and asked not in ("", "plain") else ""
+    """How the codes were found, where it was not by plain rounding: "gptq", or "experts gptq, head awq"."""
+    asked = manifest.options.get("methods", {})
+    found = {part: name for part, name in asked.items() if name != "plain"} if isinstance(asked, dict) else {}
+    names = set(found.values())
+    if len(names) < 2:
+        return "".join(names)
+    return ", ".join(f"{part} {name}" for part, name in found.items())

@@ -40,7 +40,7 @@ def test_the_default_text_is_there(strata: Any) -> None:
 
 def test_a_cheaper_setting_beside_its_reference(strata: Any, text: Path) -> None:
     arguments = ["eval", "compare", "demo", "--set", "backend.activations=f32", "--set-a", "kv.dtype=f32"]
-    arguments += ["--set-b", "kv.dtype=int8", "--text", str(text), "--window", "64"]
+    arguments += ["--set-b", "kv.dtype=int8", "--text", str(text), "--window", "64", "--tokens", "100"]
     found = json.loads(strata(*arguments, "--samples", 2, "--json").out)
     assert (found["a"]["kv_dtype"], found["b"]["kv_dtype"]) == ("f32", "int8")
     assert found["b"]["perplexity"] == pytest.approx(

@@ -209,6 +209,21 @@ def test_mixed_types_fall_back_by_part_and_say_so(tmp_path: Path) -> None:
     assert Store.open(tmp_path / "fresh").manifest.layers[1].down == "w4g64"
 
 
+def test_exact_keeps_what_a_source_is(tmp_path: Path) -> None:
+    """What others are measured against: no default of four bits, and none of eight for Q6_K."""
+    model = small_model()
+    keep(model, all_experts({"gate": "w4g32", "up": "w4g32"}))
+    for index in range(4):
+        model.source.dtypes[f"1.{index}.down"] = "Q6_K"
+    model.source.dtypes["emb"] = "F16"
+    run(model, tmp_path / "s", ConvertOptions(exact=True))
+    manifest = Store.open(tmp_path / "s").manifest
+    assert (manifest.layers[1].gate_up, manifest.layers[1].down) == ("w4g32", "bf16")
+    assert manifest.tensors["embed.weight"].format == "f16"
+    assert manifest.tensors["layers.0.attn.qkv.weight"].format == "bf16"
+    assert "exact" not in ConvertOptions().identity(), "stores from before keep their names"
+
+
 def test_gate_and_up_of_different_types_share_a_format(tmp_path: Path) -> None:
     model = small_model()
     keep(model, all_experts({"gate": "w4g32", "up": "w4g32m", "down": "w4g32"}))
