@@ -25,6 +25,7 @@ _COMMANDS = (
     "serve",
     "service",
     "convert",
+    "calibrate",
     "inspect",
     "plan",
     "simulate",

@@ -25,6 +25,7 @@ from strata.store.options import ConvertOptions
 from strata.store.source import CheckpointSource
 
 Progress = Callable[[int, int, str], None]
+Refine = Callable[[CheckpointSource, Resolved, ConvertOptions], ConvertOptions]
 _MAX_EXTRA_BYTES = 256 << 20
 _TOKENIZER = "tokenizer.json"
 
@@ -46,11 +47,19 @@ def resolve_checkpoint(source: CheckpointSource) -> Resolved:
 
 
 def import_checkpoint(
-    path: Path, out: Path, options: ConvertOptions, progress: Progress | None = None
+    path: Path,
+    out: Path,
+    options: ConvertOptions,
+    progress: Progress | None = None,
+    refine: Refine | None = None,
 ) -> ConvertReport:
-    """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids."""
+    """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids.
+
+    refine: the last word on the options, when the model is known.
+    """
     source, resolved = open_and_resolve(path)
-    extra = _extra_files(source)
+    options = refine(source, resolved, options) if refine is not None else options
+    extra = extra_files(source)
     report = _convert(source, resolved, out, options, extra, progress)
     if _TOKENIZER in extra:
         return report
@@ -68,7 +77,7 @@ def cached_store(
     text: raise IncompleteError where there is no tokenizer, before hours of converting rather than after.
     """
     source, resolved = open_and_resolve(path)
-    extra = _extra_files(source)
+    extra = extra_files(source)
     if text and _TOKENIZER not in extra:
         raise IncompleteError(
             f"{path}: {_TOKENIZER} is missing", remedy="put it beside the weights, or take a GGUF file"
@@ -107,7 +116,7 @@ def _convert(
     return convert(source, resolved.spec, resolved.targets, resolved.experts, out, options, extra, progress)
 
 
-def _extra_files(source: CheckpointSource) -> dict[str, bytes]:
+def extra_files(source: CheckpointSource) -> dict[str, bytes]:
     """The tokenizer's files: rebuilt from GGUF metadata, or those beside the weights.
 
     Links that lead out of the model's folder are refused: the files become part of a store that is passed on.

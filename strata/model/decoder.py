@@ -49,7 +49,7 @@ class Decoder:
         self.head = self._load_head(weights)
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.
         self.final_norm = weights.norm(names.FINAL_NORM, spec.hidden, spec.norm_eps, scale=spec.logit_scale)
-        self.layers = tuple(self._load_layer(weights, index) for index in range(spec.layers))
+        self.layers = tuple(load_layer(spec, weights.layer(index), index) for index in range(spec.layers))
         self.routes = Routes({}, {})
         self.expert_bytes = {
             index: store.expert_layout(index).payload_bytes
@@ -79,6 +79,7 @@ class Decoder:
             return self.embed
         return weights.matrix(names.HEAD, self.spec.vocab, self.spec.hidden)
 
-    def _load_layer(self, weights: Weights, index: int) -> Layer:
-        part = weights.layer(index)
-        return Layer(load_attention(self.spec, part, index), load_ffn(self.spec, part, index))
+
+def load_layer(spec: ModelSpec, weights: Weights, index: int) -> Layer:
+    """Decoder layer `index`; weights: its own, see `Weights.layer`."""
+    return Layer(load_attention(spec, weights, index), load_ffn(spec, weights, index))

@@ -125,7 +125,8 @@ def linear_inputs(spec: ModelSpec) -> tuple[LinearInput, ...]:
     """Every input of a packed matrix of the model, in the order of the layers; the head's last.
 
     Names are those of `names.py`. Routed experts: `expert_input(layer, part)` with one member per expert and
-    `pooled_input(layer, part)` over all of the layer, each routed row counted once per expert that gets it.
+    `pooled_input(layer, part)` over all of the layer: for down every row once per expert that it was sent to,
+    for gate_up once, which only changes the count, because every row goes to equally many experts.
     The head's is `head.weight` in models with a tied head, too.
     """
     found = [entry for layer in range(spec.layers) for entry in layer_inputs(spec, layer)]

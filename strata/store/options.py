@@ -25,6 +25,7 @@ class ConvertOptions:
     width is cut into. allow_nan: NaN and Inf become 0 and are counted in the manifest. overrides: formats
     of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}. exact: where "auto" keeps nothing, it is f16
     for F16 and bf16 for all else instead of DEFAULT_FORMATS: what others are measured against.
+    budget: where formats were chosen for a number of bytes: that number, and what each choice costs.
     force replaces an existing store; threads (0: one per processor, 4 at most) changes nothing in the result.
     """
 
@@ -37,6 +38,7 @@ class ConvertOptions:
     keep_quantized: bool = True
     exact: bool = False
     overrides: dict[str, str] = field(default_factory=dict)
+    budget: dict[str, Any] = field(default_factory=dict)
     force: bool = False
     threads: int = 0
 
@@ -64,6 +66,8 @@ class ConvertOptions:
         del data["force"], data["threads"]
         if not self.exact:
             del data["exact"]  # what was converted before there was a choice keeps its name
+        if not self.budget:
+            del data["budget"]
         return data
 
 

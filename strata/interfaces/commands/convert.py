@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from strata.errors import UsageError
+
+if TYPE_CHECKING:  # commands import what is heavy when they run
+    from strata.interfaces.importing import Refine
 
 _FORMAT = "FORMAT"
 
@@ -23,6 +27,8 @@ _FORMAT = "FORMAT"
 @click.option(
     "--layer-format", "layers", multiple=True, metavar="PART.LAYERS=FORMAT", help="E.g. experts.0-3=bf16."
 )
+@click.option("--stats", metavar="STATS", help="What `strata calibrate` found; for --budget.")
+@click.option("--budget", metavar="SIZE", help="E.g. 60GiB: choose the formats of auto parts by STATS.")
 @click.option("--requantize", is_flag=True, help="With auto: do not keep the source's own quantization.")
 @click.option("--allow-nan", is_flag=True, help="Store NaN and Inf as 0 and count them.")
 @click.option("--force", is_flag=True, help="Replace an existing store, once the new one is complete.")
@@ -36,6 +42,8 @@ def command(
     embed: str,
     slices: int | None,
     layers: tuple[str, ...],
+    stats: str | None,
+    budget: str | None,
     requantize: bool,
     allow_nan: bool,
     force: bool,
@@ -46,11 +54,13 @@ def command(
     It can be stopped at any moment: the same command continues. Formats: bf16 f16 w8 w8g32 w4g32 w4g64
     w4g128 w4g32m w4g64m w4g128m mxfp4; auto keeps the source's own quantization where a format holds it
     without loss, else takes w4g64 for experts, w4g128 for shared layers, w8 for head and embedding.
+    --budget spends that many bytes where they take most error away, layer by layer (docs/quantization.md).
 
     \b
     Examples:
       strata convert models/Qwen3-30B-A3B --out stores/qwen3-30b
       strata convert model.gguf --out stores/model --experts w4g64 --shared w4g128 --head w8
+      strata convert models/Qwen3-30B-A3B --out stores/best --budget 20GiB --stats qwen3.stats
     """
     from strata.interfaces.bundled import model_path
     from strata.interfaces.importing import import_checkpoint
@@ -69,9 +79,10 @@ def command(
         overrides=_layer_formats(layers),
         force=force,
     )
+    refine = _within(budget, stats) if budget is not None else None
     try:
         with progress_bar("converting") as progress:
-            report = import_checkpoint(model_path(source), Path(out), options, progress)
+            report = import_checkpoint(model_path(source), Path(out), options, progress, refine=refine)
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise
@@ -79,6 +90,19 @@ def command(
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
         _print(report, out)
+
+
+def _within(budget: str, stats: str | None) -> Refine:
+    from strata.config import parse_size
+    from strata.interfaces.budgeting import within
+
+    if stats is None:
+        raise UsageError("--budget needs --stats", remedy="make them with `strata calibrate SRC --out STATS`")
+    try:
+        size = parse_size(budget)
+    except ValueError as error:
+        raise UsageError(f"--budget {budget!r} {error}", remedy="e.g. 60GiB") from None
+    return within(size, Path(stats))
 
 
 def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,137 @@
+"""What `strata calibrate` does: a model and texts become a STATS file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import xxhash
+
+from strata.engine.calibrate.run import CalibrationReport, Progress, calibrate
+from strata.errors import IncompleteError, UsageError
+from strata.interfaces.importing import extra_files, open_and_resolve
+from strata.interfaces.tokenizer import Tokenizer
+from strata.model.loading import WeightStore
+from strata.plan.spec import ModelSpec
+from strata.store.calibration import DataFile, StatsInfo, model_fingerprint
+from strata.store.fingerprint import tool_name
+from strata.store.manifest import MANIFEST
+from strata.store.reader import Store
+from strata.store.unconverted import UnconvertedStore
+
+_MAX_TEXT_BYTES = 64 << 20
+WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """tokens: about so many are used, taken evenly from all texts; None: all. window: tokens that see each
+    other; None: WINDOW, or the model's context where that is smaller."""
+
+    tokens: int | None = None
+    window: int | None = None
+    min_tokens: int = 256
+    moments: bool = True
+    threads: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A calibration text as it was read."""
+
+    name: str
+    data: bytes
+
+
+def default_texts() -> list[Text]:
+    """The texts of the package: code, dialogue, prose, summaries, several languages."""
+    folder = files("strata.interfaces") / "calibration_text"
+    found = [
+        Text(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.name.endswith(".txt")
+    ]
+    return sorted(found, key=lambda text: text.name)
+
+
+def read_texts(paths: Sequence[Path]) -> list[Text]:
+    """The user's own; UsageError for what is too large to be tokenized at once."""
+    found = []
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"{path} is no file", remedy="--data takes text files in UTF-8")
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise UsageError(f"{path}: {path.stat().st_size} bytes, at most {_MAX_TEXT_BYTES} are read")
+        found.append(Text(path.name, path.read_bytes()))
+    return found
+
+
+def calibrate_model(
+    path: Path, texts: Sequence[Text], out: Path, options: CalibrateOptions, progress: Progress | None = None
+) -> CalibrationReport:
+    """Of a store, a Hugging Face directory or a GGUF file. Raises what opening it and `calibrate` raise."""
+    spec, store, tokenizer = open_weights(path)
+    window = options.window or min(WINDOW, spec.context)
+    if not 2 <= window <= spec.context:
+        raise UsageError(
+            f"--window is {window}, the model's context {spec.context}", remedy="choose 2 to that"
+        )
+    windows, data = cut(tokenizer, texts, window, options.tokens)
+    if max(map(max, windows)) >= spec.vocab:
+        raise IncompleteError(f"{path}: the tokenizer has more tokens than the model, which has {spec.vocab}")
+    info = StatsInfo(
+        spec=spec,
+        fingerprint=model_fingerprint(spec, store.plain),
+        tokens=sum(map(len, windows)),
+        window=window,
+        min_tokens=options.min_tokens,
+        moments=options.moments,
+        data=tuple(data),
+        tool=tool_name(),
+    )
+    return calibrate(
+        store, info, windows, out, threads=options.threads, force=options.force, progress=progress
+    )
+
+
+def open_weights(path: Path) -> tuple[ModelSpec, WeightStore, Tokenizer]:
+    """A model's weights where they lie, converted or not; IncompleteError without a tokenizer."""
+    if (path / MANIFEST).is_file():
+        opened = Store.open(path)
+        return opened.spec, opened, Tokenizer.load(path)
+    source, resolved = open_and_resolve(path)
+    tokenizer = Tokenizer(extra_files(source), where=str(path))
+    store = UnconvertedStore(source, resolved.spec, resolved.targets, resolved.experts)
+    return resolved.spec, store, tokenizer
+
+
+def cut(
+    tokenizer: Tokenizer, texts: Sequence[Text], window: int, limit: int | None
+) -> tuple[list[list[int]], list[DataFile]]:
+    """Windows of token ids, each of one text, with BOS where the model expects it, and what came from where.
+
+    With a limit they are taken evenly from all: the beginning alone would be a single kind of text.
+    """
+    found = [(index, ids) for index, text in enumerate(texts) for ids in _windows(tokenizer, text, window)]
+    if not found:
+        raise UsageError("the calibration texts are empty", remedy="give texts of some thousand words")
+    if limit is not None:
+        count = min(len(found), max(1, limit // window))
+        found = [found[i * len(found) // count] for i in range(count)]
+    used = [sum(len(ids) for index, ids in found if index == i) for i in range(len(texts))]
+    data = [
+        DataFile(text.name, len(text.data), xxhash.xxh3_64_hexdigest(text.data), tokens)
+        for text, tokens in zip(texts, used, strict=True)
+    ]
+    return [ids for _, ids in found], data
+
+
+def _windows(tokenizer: Tokenizer, text: Text, window: int) -> list[list[int]]:
+    try:
+        ids = tokenizer.encode(text.data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{text.name} is not UTF-8: {error.reason} at {error.start}") from None
+    start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    step = window - len(start)
+    return [start + ids[i : i + step] for i in range(0, len(ids), step)]
