@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import threading
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hangs import SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,11 +158,16 @@ def test_a_server_without_sockets(tiny_store: Path) -> None:
     head, *body = asyncio.run(ask(chat("Hi", max_tokens=3, stream=True)))
     assert b"".join(body).endswith(b"data: [DONE]\n\n")
     assert asyncio.run(ask(b"{"))[0].status == 400
+    over, tell = threading.Event(), server._thread._tell
+
+    def told(news: Any) -> None:
+        tell(news)
+        if not server.running:
+            over.set()
+
+    server._thread._tell = told  # type: ignore[method-assign]
     asyncio.run(ask(chat("Hi", max_tokens=200, stream=True, ignore_eos=True), stop_after=3))
-    deadline = time.monotonic() + 30
-    while server.running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.running == 0
+    assert over.wait(SECONDS) and server.running == 0
     server.check()
     server.close()
     with pytest.raises(RuntimeError, match="not healthy"):
