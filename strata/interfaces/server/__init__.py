@@ -13,6 +13,7 @@ The way of a request, in reading order:
     formats/, output                 an answer's text as content, reasoning and tool calls
     transport, sse                   an answer onto the connection, whole or as events
 
-Beside it: health, metrics, engine_figures, stats and page (what people look at), warm_up and heartbeat (what
-happens before and between requests), errors, replies (what is answered, for /openapi.json), log.
+Beside it: health, stats and page (what people look at); metrics, engine_figures and speculation (what
+Prometheus reads); warm_up and heartbeat (what happens before and between requests); tokenizing, logprobs,
+errors, log; and replies (what is answered, for /openapi.json).
 """
