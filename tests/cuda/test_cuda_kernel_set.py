@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from told_drafts import Told
 
 import strata
 from strata.backends.base import Backend
@@ -21,6 +24,8 @@ from strata.device.base import Kernel
 from strata.device.emulated import EmulatedDevice
 from strata.device.figures import DeviceFigures, LinkFigures
 from strata.engine.engine import Engine, EngineOptions
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.speculator import Speculator
 from strata.interfaces.models import open_model
 from strata.model.decoder import Decoder
 from strata.plan.cost import Speeds
@@ -65,7 +70,15 @@ def cuda_backend(
     return HybridBackend(EmulatedDevice(FIGURES, seed=3), kernels, cpu, spec, options)
 
 
-def generated(store: Store, backend: Backend, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+def generated(
+    store: Store,
+    backend: Backend,
+    prompts: list[list[int]],
+    tokens: int,
+    samplings: Sequence[SamplingParams] = (SamplingParams(temperature=0.0),),
+    told: Sequence[list[int]] = (),
+) -> list[list[int]]:
+    """samplings: taken in turn. told: answers that are proposed, with a lie now and then."""
     options = EngineOptions(
         context=128,
         pages=12,
@@ -75,9 +88,15 @@ def generated(store: Store, backend: Backend, prompts: list[list[int]], tokens: 
         chunk=32,
         max_running=4,
     )
-    engine = Engine(Decoder(store.spec, store, backend), options)
-    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
-    requests = [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
+    speculator = None
+    if told:
+        known = {str(i): answer for i, answer in enumerate(told)}
+        speculator = Speculator(Told(known, 0.2, store.spec.vocab), LengthOptions(3, fixed=True), None)
+    engine = Engine(Decoder(store.spec, store, backend), options, speculator)
+    requests = [
+        Request(str(i), prompt, replace(samplings[i % len(samplings)], max_tokens=tokens))
+        for i, prompt in enumerate(prompts)
+    ]
     for request in requests:
         engine.add(request)
     while engine.busy:
@@ -116,4 +135,20 @@ def test_the_demo_says_the_same_on_cuda_kernels(
     assert generated(store, backend, prompts, tokens) == wanted
     assert files <= loader.files
     backend.check_integrity()
+    backend.close()
+
+
+def test_drafts_that_the_kernels_verify_change_no_text() -> None:
+    """Greedy and sampled, beside a request that the host samples (its stop ids are banned)."""
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++, which is not installed")
+    store, cpu = Store.open(DEMO / "draft"), CpuBackend(threads=1, activations="f32")
+    warm = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=4)
+    samplings = (SamplingParams(temperature=0.0), warm, replace(warm, seed=5, repeat_penalty=1.1))
+    prompts = questions(3)
+    wanted = generated(store, cpu, prompts, 6, samplings)
+    loader = NotingLoader()
+    backend = cuda_backend(cpu, store, loader, PrefillChoice(rows=17))
+    assert generated(store, backend, prompts, 6, samplings, wanted) == wanted
+    assert {"head_topk", "verify_draft"} <= loader.files
     backend.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from hybrids import FIGURES, CachedStore, options
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import VOCAB, moe_spec
+from told_drafts import Told
 
 from strata.backends.base import Verified
 from strata.backends.cpu import CpuBackend
@@ -24,35 +24,11 @@ from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import Engine, EngineOptions
 from strata.engine.sampler import Sampler, top_k
 from strata.engine.speculative.draft_length import LengthOptions
-from strata.engine.speculative.proposer import Ask, Proposal
 from strata.engine.speculative.speculator import Speculator
 from strata.model.decoder import Decoder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=14)
 SAMPLED = SamplingParams(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, seed=3, max_tokens=14)
-
-
-class Told:
-    """Proposes what it was told, a wrong token now and then."""
-
-    name, free = "told", True
-
-    def __init__(self, answers: dict[str, list[int]], lies: float) -> None:
-        self.answers, self.lies, self.random = answers, lies, random.Random(1)
-
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        return [Proposal(tuple(self._tokens(ask))) for ask in asks]
-
-    def _tokens(self, ask: Ask) -> list[int]:
-        done = len(ask.request.generated)
-        right = self.answers[ask.request.request_id][done : done + ask.count]
-        return [self.random.randrange(VOCAB) if self.random.random() < self.lies else t for t in right]
-
-    def follow(self, requests: Sequence[Request]) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
-
-    def check_integrity(self, running: set[str]) -> None: ...
 
 
 class Witness(HybridBackend):
@@ -119,7 +95,7 @@ def test_drafts_change_no_text(lies: float, drawn_only: bool) -> None:
     engine, _ = engine_of(2)
     wanted = texts(engine, requests(drawn_only))
     engine, witness = engine_of(2)
-    engine.speculator = Speculator(Told(wanted, lies), LengthOptions(4, fixed=True), None)
+    engine.speculator = Speculator(Told(wanted, lies, VOCAB), LengthOptions(4, fixed=True), None)
     assert texts(engine, requests(drawn_only)) == wanted
     decided = [found for found in witness.verdicts if found.token != UNDECIDED]
     assert len(decided) > 0.9 * len(witness.verdicts) > 0
@@ -133,7 +109,7 @@ def test_a_verified_draft_brings_two_numbers() -> None:
     """Beside a request that needs all logits of its own rows, and of no other's."""
     asked = [Request("greedy", [1, 2, 3], GREEDY), Request("logprobs", [3, 1], GREEDY, logprobs=2)]
     engine, _ = engine_of(2)
-    told = Told(texts(engine, asked), 0.0)
+    told = Told(texts(engine, asked), 0.0, VOCAB)
     engine, _ = engine_of(2)
     for request in (Request("greedy", [1, 2, 3], GREEDY), Request("logprobs", [3, 1], GREEDY, logprobs=2)):
         engine.add(request)
