@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from strata.config import format_size
 from strata.device.link_speed import LinkSpeed, link_speed
 from strata.errors import StrataError
-from strata.hardware.gpu_stack import CUPY, NVRTC, OLDEST_DRIVER, gpu_stack
+from strata.hardware.gpu_stack import (
+    CUPY,
+    INSTALL,
+    NEWEST_COMPUTE,
+    NVRTC,
+    OLDEST_COMPUTE,
+    OLDEST_DRIVER,
+    gpu_stack,
+)
 from strata.hardware.nvml import Card, link_generation, load_nvml
 from strata.hardware.pci import LANE_BYTES
 
-NEEDED = f"a card of compute capability 8.0 or more, driver {OLDEST_DRIVER} or newer, {CUPY} and {NVRTC}"
+CARDS = "compute capability {}.{} to {}.{} (RTX 30 and 40 series, A100, H100)".format(
+    *OLDEST_COMPUTE, *NEWEST_COMPUTE
+)
+NEVER_RUN = "no kernel has run on a card so far (docs/kernels.md says what was checked instead)"
 
 
 def examine_gpu(*, measure: bool) -> dict[str, Any]:
@@ -42,11 +54,17 @@ def measured_link() -> LinkSpeed:
 
 
 def describe_gpu(facts: dict[str, Any]) -> Iterator[str]:
-    """Lines for people. Without a card there is one."""
+    """Lines for people."""
+    packages = ", ".join(
+        f"{name} {facts[key] or 'not installed'}" for name, key in ((CUPY, "cupy"), (NVRTC, "nvrtc"))
+    )
     if not facts["pci"] and not facts["driver"]:
-        yield f"none; device.use: cuda would need {NEEDED}"
+        yield "no NVIDIA card: models run on the processor, and nothing is missing for that"
+        yield f"device.use: cuda would need one of {CARDS},"
+        yield f"driver {OLDEST_DRIVER} or newer, and {INSTALL} ({packages})"
+        yield "its kernels can be tried without one, slowly, from a checkout with g++: device.use: emulated,"
+        yield f"device.kernels: cuda; {NEVER_RUN}"
         return
-    packages = ", ".join(f"{name} {facts[key] or '-'}" for name, key in ((CUPY, "cupy"), (NVRTC, "nvrtc")))
     yield f"driver {facts['driver'] or 'none'}, {packages}"
     for card in facts["cards"]:
         yield from _card(Card(**{**card, "compute": tuple(card["compute"])}))
@@ -54,11 +72,11 @@ def describe_gpu(facts: dict[str, Any]) -> Iterator[str]:
         yield _link(LinkSpeed(**facts["link"]), facts["cards"])
     elif facts["usable"]:
         yield facts["link_problem"] or "link under load: not measured; strata doctor --measure"
-    for one in facts["missing"]:
-        yield f"missing: {one['what']}"
-        yield f"  remedy: {one['remedy']}"
+    for remedy, group in groupby(facts["missing"], lambda one: one["remedy"]):
+        yield f"missing: {'; '.join(one['what'] for one in group)}"
+        yield f"  remedy: {remedy}"
     if facts["usable"]:
-        yield "all that device.use: cuda needs is there; no kernel has run on a card so far"
+        yield f"all that device.use: cuda needs is there; {NEVER_RUN}"
 
 
 def _card(card: Card) -> Iterator[str]:

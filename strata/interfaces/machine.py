@@ -71,7 +71,7 @@ def describe(found: HardwareProfile, facts: dict[str, Any]) -> str:
     lines.append(("memory", f"{format_size(found.memory)}, {format_size(found.available)} free"))
     if "transparent_huge_pages" in facts:
         lines.append(("", f"transparent huge pages: {facts['transparent_huge_pages']}"))
-    lines += [("device", text) for text in _device(found)]
+    lines += [("device", text) for text in _device(found, facts)]
     lines += [("gpu" if number == 0 else "", text) for number, text in enumerate(_gpu(facts))]
     lines.append(("disk", f"read at {_speed(found.disk_read)}"))
     lines += [("note", text) for text in found.warnings]
@@ -93,11 +93,14 @@ def _pages(node: MemoryNode) -> Iterator[str]:
         yield f"{pool.total} of {format_size(pool.size)} ({pool.free} free)"
 
 
-def _device(found: HardwareProfile) -> Iterator[str]:
+def _device(found: HardwareProfile, facts: dict[str, Any]) -> Iterator[str]:
     device = found.device
     if device is None:
-        yield "none that Strata knows"
-        return
+        if "gpu" not in facts:
+            yield "none"
+        elif facts["gpu"]["pci"]:
+            yield "of no kind that Strata knows the speeds of"
+        return  # without a card the lines about the GPU say it all
     link = device.link.describe() if device.link else "link unknown"
     yield f"{device.name}, {format_size(device.memory)}, at node {device.node}, {link}"
     yield f"reads at {_speed(device.read)}, {_macs(device.macs)}"

@@ -58,15 +58,17 @@ def test_a_link_that_cannot_be_measured_says_why(whole: FakeNvml) -> None:
     assert facts["link"] is None and "pip install" in text(facts)
 
 
-def test_without_a_card_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_card_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = gpu_stack.gpu_stack(epyc_single(tmp_path), None, VERSIONS.__getitem__)
     monkeypatch.setattr(gpu_report, "gpu_stack", lambda: stack)
-    (line,) = gpu_report.describe_gpu(gpu_report.examine_gpu(measure=True))
-    assert line.startswith("none; device.use: cuda would need") and "driver 525" in line
+    shown = text(gpu_report.examine_gpu(measure=True))
+    assert shown.startswith("no NVIDIA card: models run on the processor") and "missing: " not in shown
+    assert "compute capability 8.0 to 9.0" in shown and "driver 525" in shown
+    assert "pip install" in shown and "cupy-cuda12x 13.6.0" in shown
 
 
 def test_gaps_come_with_their_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = gpu_stack.gpu_stack(dual_xeon(tmp_path), None, lambda package: "")
     monkeypatch.setattr(gpu_report, "gpu_stack", lambda: stack)
     shown = text(gpu_report.examine_gpu(measure=False))
-    assert "remedy: install NVIDIA's driver" in shown and shown.count("remedy: pip install") == 2
+    assert "remedy: install NVIDIA's driver" in shown and shown.count("remedy: pip install") == 1
