@@ -5,8 +5,8 @@
 // - rows: row g of the operand is row 2g of the block and row g + 8 is row 2g + 1, so that a lane's two
 //   rows are neighbours: one 8-byte load, and one load for both scales;
 // - columns: a lane's 4-bit word holds columns 8c..8c+7 of a row as (0 4)(1 5)(2 6)(3 7), low nibble first.
-//   Masking nibbles 16 bits apart gives the pairs (0 2), (1 3), (4 6), (5 7): the order in which tokens.cuh
-//   packs the activations.
+//   Masking nibbles 16 bits apart gives the pairs (0 2), (1 3), (4 6), (5 7): the order in which tile.cuh
+//   and packed_rows.cuh have the activations.
 // Formats with 8 and 16 bits are paired the same way. A warp reads each 32-byte sector of a unit (16 rows x
 // 64 columns) exactly once.
 //
