@@ -31,6 +31,20 @@ class LockOptions:
     copies: int = 0
 
 
+def locked_if_possible(device: Device, memory: Bytes, name: str) -> Buffer:
+    """All of an arena, page-locked; else as plain memory, and a warning that says why."""
+    try:
+        return device.host_register(memory, name)
+    except PageLockError as error:
+        warnings.warn(
+            f"the {name} ({format_size(memory.nbytes)}) cannot be page-locked: {error.cause}. What moves "
+            f"there and back crosses the bus through two staging buffers; remedy: {error.remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return device.host_pageable(memory, name)
+
+
 @dataclass
 class _Piece:
     plain: Buffer | None

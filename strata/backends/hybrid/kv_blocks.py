@@ -15,6 +15,7 @@ from strata.device.base import Buffer
 from strata.memory.host_arena import host_arena
 from strata.memory.kv_mover import KvMover
 from strata.memory.kv_places import Border, PageMover
+from strata.memory.locked_pieces import locked_if_possible
 
 
 class DeviceKv:
@@ -39,7 +40,7 @@ class DeviceKv:
         """Moves pages to and from a page-locked pool of `host_pages` pages, which is taken now."""
         memory, nbytes = self._memory, self.spec.page_bytes
         arena = host_arena(host_pages * nbytes)
-        self._pool = memory.device.host_register(arena.memory, "KV pool")
+        self._pool = locked_if_possible(memory.device, arena.memory, "KV pool")
         self.host_memory = arena.memory
         self.place = f"device memory; pool: {arena.describe()}"
         return KvMover(memory.device, memory.queue, memory.region.page, self._pool, nbytes, memory.compute)

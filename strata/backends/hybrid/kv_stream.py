@@ -21,6 +21,7 @@ from strata.core import Sequence as Tokens
 from strata.device.base import Buffer, Copy, Event
 from strata.errors import CapacityError
 from strata.memory.host_arena import host_arena
+from strata.memory.locked_pieces import locked_if_possible
 from strata.memory.transfer import Priority, Transfer
 
 BUFFERS = 2
@@ -37,7 +38,7 @@ class StreamedKv:
         self._device, self._queue, self._compute = memory.device, memory.queue, memory.compute
         arena = host_arena(pages * spec.page_bytes)
         self.place = f"{arena.describe()}, two layers at a time on the device"
-        self._pool = self._device.host_register(arena.memory, "KV pages")
+        self._pool = locked_if_possible(self._device, arena.memory, "KV pages")
         self.host_memory = arena.memory
         self._staging = staging
         self._blocks = blocks

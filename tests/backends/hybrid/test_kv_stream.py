@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_figures import ROUND, RTX_3090
-from hybrids import CachedStore, Hybrid, Plain, make_hybrid, tokens
+from hybrids import FIGURES, CachedStore, Hybrid, Plain, make_hybrid, tokens
 from tiny_model import TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.base import KvSpec
@@ -18,9 +18,11 @@ from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.core import Batch, Sequence
 from strata.device.base import Launch, RaceError, Work
 from strata.device.emulated import EmulatedDevice
+from strata.device.emulated_locks import PageLocks
 from strata.device.python_kernel import PythonKernel, Views
 from strata.device.timeline import Timeline, hidden_share
 from strata.errors import CapacityError
+from strata.memory.locked_pieces import LockOptions
 from strata.memory.transfer import Priority, Transfer
 from strata.memory.transfers import TransferOptions, TransferQueue
 
@@ -48,6 +50,21 @@ def test_logits_are_those_of_pages_on_the_device(cpu: CpuBackend, name: str) -> 
     wanted = np.concatenate(run(Plain.make(cpu, store, spec)))
     for seed in range(12):
         hybrid = make_hybrid(cpu, store, spec, seed=seed, kv_tier="host", staged_blocks=3)
+        found = np.concatenate(run(hybrid))
+        hybrid.close()
+        assert np.abs(found - wanted).max() < BOUND * wanted.std(), f"seed {seed}"
+
+
+def test_pages_that_the_driver_does_not_lock_cross_through_staging(cpu: CpuBackend) -> None:
+    spec = SPECS["moe"]
+    store = CachedStore(spec)
+    wanted = np.concatenate(run(Plain.make(cpu, store, spec)))
+    for seed in range(6):
+        device = EmulatedDevice(FIGURES, seed=seed, locks=PageLocks(most=0))
+        with pytest.warns(RuntimeWarning, match=r"the KV pages .* cannot be page-locked: .* 0 of 0 are"):
+            hybrid = make_hybrid(
+                cpu, store, spec, device=device, kv_tier="host", staged_blocks=3, locks=LockOptions(None)
+            )
         found = np.concatenate(run(hybrid))
         hybrid.close()
         assert np.abs(found - wanted).max() < BOUND * wanted.std(), f"seed {seed}"
