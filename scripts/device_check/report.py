@@ -68,6 +68,18 @@ def _overlap(result: dict[str, Any]) -> Iterator[str]:
     yield f"together {both:.2f} ms: {result['hidden']:.0%} of the shorter is hidden"
 
 
+def _locking(result: dict[str, Any]) -> Iterator[str]:
+    size = result["bytes"] / 1e9
+    for name, what in (("mapped", "a file mapped read-only"), ("arena", "memory of our own")):
+        one = result[name]
+        if one["refused"]:
+            yield f"{what}: not locked: {one['refused']}"
+        else:
+            lock = f"in {1e3 * one['lock_seconds']:.1f} ms"
+            yield f"{what}: locked {lock}, then copied at {size / one['copy_seconds']:.1f} GB/s"
+    yield f"plain memory: through the staging buffers at {size / result['staged']:.1f} GB/s"
+
+
 def _decode(result: dict[str, Any]) -> Iterator[str]:
     yield f"{result['layers']} layers, {result['model']}"
     for name in ("every expert", "fetched", "auto"):
@@ -85,5 +97,6 @@ FORMS: dict[str, Lines] = {
     "parity": _parity,
     "bandwidth": _bandwidth,
     "overlap": _overlap,
+    "locking": _locking,
     "decode": _decode,
 }

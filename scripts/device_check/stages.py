@@ -36,6 +36,7 @@ STAGES = (
     Stage("parity", "parity", 60, True, "greedy text of the demo model against the CPU backend's"),
     Stage("bandwidth", "bandwidth", 80, True, "bytes per second of each kernel beside the card's own"),
     Stage("overlap", "overlap", 30, True, "copies hidden under kernels, by event times"),
+    Stage("locking", "locking", 18, True, "which host memory the driver page-locks, and what that is worth"),
     Stage("decode", "decode", 150, True, "tokens per second in the shape of Qwen3-30B-A3B, experts cached"),
 )
 

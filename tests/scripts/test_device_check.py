@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
-from device_check import bandwidth, decode, overlap  # noqa: E402
+from device_check import bandwidth, decode, locking, overlap  # noqa: E402
 from device_check.stages import STAGES, Stage, run_stage  # noqa: E402
 
 
@@ -44,6 +44,14 @@ def test_decoding_on_the_emulated_device() -> None:
     assert few["fetched"] + few["streamed"] + few["late"] > 0
 
 
+def test_page_locking_on_the_emulated_device() -> None:
+    """Which locks everything; staged bytes cross after a copy by the host."""
+    found = locking.run(True)
+    assert not found["problem"] and not found["mapped"]["refused"]
+    copied = [found[name]["copy_seconds"] for name in ("mapped", "arena")]
+    assert copied[0] == pytest.approx(copied[1]) and found["staged"] > 1.5 * copied[0]
+
+
 def test_a_stage_from_the_command_line(tmp_path: Path) -> None:
     code, found, text = check(tmp_path, "--emulated", "--only", "doctor")
     (stage,) = found["stages"]
@@ -57,7 +65,7 @@ def test_without_a_card_every_stage_that_needs_one_says_so(tmp_path: Path) -> No
     names = [stage.name for stage in STAGES if stage.needs_gpu]
     code, found, text = check(tmp_path, "--only", *names)
     assert code == 1 and {stage["status"] for stage in found["stages"]} == {"no GPU"}
-    assert len(names) == 5 and text.count("no GPU") == 5 and "missing: " in text
+    assert len(names) == 6 and text.count("no GPU") == 6 and "missing: " in text
 
 
 def test_a_stage_that_hangs_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
