@@ -157,12 +157,15 @@ def compare(
         click.echo(printable(report.describe_comparison(found)))
 
 
-def open_subject(asked: Asked, window: int) -> Subject:
-    """A model with room for a window and for a continuation. UsageError: its context is shorter than that."""
+def open_subject(asked: Asked, window: int, *, models: int = 1) -> Subject:
+    """A model with room for a window and for a continuation, one of `models` at the same time.
+
+    UsageError: its context is shorter than the window.
+    """
     from strata.interfaces.evaluation.measuring import ANSWER_TOKENS, PROMPT_TOKENS
     from strata.interfaces.evaluation.subject import Subject
 
-    subject = Subject.open(asked, max(window, PROMPT_TOKENS + ANSWER_TOKENS))
+    subject = Subject.open(asked, max(window, PROMPT_TOKENS + ANSWER_TOKENS), models)
     if window > subject.spec.context:
         raise UsageError(
             f"--window is {window}, the context of {subject.label} is {subject.spec.context} tokens",
@@ -180,8 +183,8 @@ def _open_both(
     both, of_a, of_b = settings
     if other is None and of_a == of_b:
         raise UsageError(f"{model} is compared with itself", remedy="name a B, or --set-b, e.g. kv.dtype=f32")
-    one = open_subject(Asked(model, (*both, *of_a), config_file), window)
-    return one, open_subject(Asked(other or model, (*both, *of_b), config_file), window)
+    one = open_subject(Asked(model, (*both, *of_a), config_file), window, models=2)
+    return one, open_subject(Asked(other or model, (*both, *of_b), config_file), window, models=2)
 
 
 def read(text: Path | None, subject: Subject, cut: Cut) -> Text:

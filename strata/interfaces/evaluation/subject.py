@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,15 +57,17 @@ class Subject:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, asked: Asked, context: int) -> Subject:
+    def open(cls, asked: Asked, context: int, models: int = 1) -> Subject:
         """With KV pages for one text of `context` tokens, or as many as the model takes if that is less.
 
+        models: how many will be loaded at the same time, each with its share of the free memory.
         Raises what `strata run` raises: UsageError, StoreError, HardwareError, CapacityError.
         """
         config = asked.config()
         path = store_path(config, exact=True)
         tokenizer = Tokenizer.load(path)
         machine = with_device(remembered_machine(), config)
+        machine = dataclasses.replace(machine, available=machine.available // models)
         fits = min(context, read_manifest(path).spec.context)
         plan = plan_run(path, config, machine, context=fits, requests=1)
         engine = load_engine(
