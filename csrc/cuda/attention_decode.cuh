@@ -5,8 +5,9 @@
 // page. A block takes up to eight query heads of one KV head and one split of the tokens; its warps take 16
 // tokens in turn. With out, f32 [rows, heads * Dim], and sinks, f32 [heads] (natural logits) or null, one
 // split finishes the results. With partial instead, f32 [tiles, heads, splits, Dim + 2], splits leave the sum
-// weighted by 2^(score - largest), then the largest score (in powers of two) and the sum of weights, and
-// attention_combine joins them. Grid: (splits, kv_heads * groups of eight query heads, tiles). Must move: the
+// weighted by 2^(score - largest), then the largest score (in powers of two) and the sum of weights, and the
+// last of a row's and group's blocks joins them (attention_join.cuh); tickets: one per group and tile, or null,
+// and attention_combine joins. Grid: (splits, kv_heads * groups of eight query heads, tiles). Must move: the
 // visible keys and values with their scales, once per group of eight query heads.
 //
 // Keys are the A operand of mma (16 tokens x 16 elements), eight queries the B operand; the weights then turn
@@ -16,6 +17,8 @@
 #pragma once
 
 #include "attention_common.cuh"
+#include "attention_join.cuh"
+#include "last_block.cuh"
 
 constexpr int kAttentionWarps = 4, kAttentionThreads = kAttentionWarps * kWarp, kQueries = 8;
 // The next two classes say for each kind of page: which token a row of the A operand is, and the operands.
@@ -300,7 +303,7 @@ struct DecodeShape {
 
 template <class Kind, int Dim>
 DEVICE void attention_decode(const float* q, const u64* pages, const int* tiles, const float* sinks,
-                             float* partial, float* out, const DecodeShape& shape) {
+                             float* partial, float* out, u32* tickets, const DecodeShape& shape) {
     SHARED_MEMORY(shared);
     const WarpResults<Dim> results = {
         reinterpret_cast<float*>(shared),
@@ -348,14 +351,20 @@ DEVICE void attention_decode(const float* q, const u64* pages, const int* tiles,
             target[Dim + 1] = joined.y;
         }
     }
+    if (tickets == nullptr || !last_of(tickets + blockIdx.z * gridDim.y + blockIdx.y, shape.splits)) return;
+    const size_t first_part = (static_cast<size_t>(blockIdx.z) * shape.heads + head) * shape.splits;
+    const Splits splits = {partial + first_part * (Dim + 2), sinks != nullptr ? sinks + head : nullptr, count,
+                           shape.splits, Dim};
+    join_splits(splits, reinterpret_cast<float*>(shared), out + query * Dim);
 }
 
 #define ATTENTION_DECODE(name, dim, ...)                                                                    \
     extern "C" __global__ void __launch_bounds__(kAttentionThreads, 4) attention_decode_##name##_##dim(     \
         const float* q, const u64* pages, const int* tiles, const float* sinks, float* partial, float* out, \
-        int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits, float scale) {      \
+        u32* tickets, int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits,       \
+        float scale) {                                                                                      \
         attention_decode<__VA_ARGS__<dim>, dim>(                                                            \
-            q, pages, tiles, sinks, partial, out,                                                           \
+            q, pages, tiles, sinks, partial, out, tickets,                                                  \
             {heads, kv_heads, page_tokens, layer_at, window, splits, scale});                               \
     }                                                                                                       \
     EXPORT_KERNEL(attention_decode_##name##_##dim)

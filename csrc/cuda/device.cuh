@@ -4,7 +4,7 @@
 // Rules for kernels: `extern "C" __global__` and EXPORT_KERNEL; arguments are pointers, ints and floats; one
 // dynamic block of shared memory, at most 99 KiB, taken by SHARED_MEMORY; blocks are multiples of 32 threads;
 // collectives are warp-uniform with the full mask; no return before a barrier; __syncwarp() orders memory,
-// shuffles do not; blocks of one launch talk through atomics only; vectors are aligned to their size; tails
+// shuffles do not; blocks of one launch talk through atomics and last_of only; vectors are aligned; tails
 // are guarded before they are loaded; no tables in memory; structs and vectors are loaded into a variable
 // before they are passed on (GCC hides a load that is an argument from the emulator's checks).
 #pragma once

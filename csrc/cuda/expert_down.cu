@@ -1,13 +1,27 @@
-// out[pair] = down hidden[pair] + bias: the second half of every routed expert, not yet weighted.
+// The second half of every routed expert, and the sum: out[pair] = down hidden[pair] + bias, then, as
+// combine_experts does for those of a prompt,
+//
+//     residual += scale * (sum of weight * out[pair] over a token's pairs + rest), or = without `add`
 //
 // hidden is f32 [pairs, slices * slice_width], out f32 [pairs, rows]. Slice s of the intermediate dimension
 // meets the down matrix `s * slice_bytes + down` into the record; the slices' results add up. bias: offset of
-// the f32 bias in the record, or 0. Grid: (row blocks, experts, tiles of tokens of the largest expert).
-// Must move: down of every expert, once per tile of tokens.
-#include "expert_table.cuh"
+// the f32 bias in the record, or 0. rest is f32 [tokens, rows] or null. The last block of a row block adds its
+// rows up (last_block.cuh), in the order of the tables (expert_words.cuh), whichever block that is. Grid:
+// (row blocks, experts, tiles of tokens of the largest expert); tickets: one per row block. Must move: down of
+// every expert, once per tile of tokens.
+#include "expert_words.cuh"
+#include "last_block.cuh"
 
 struct DownShape {
     int rows, units, slice_width, slices, slice_bytes, down, bias;
+};
+
+// What the sum joins.
+struct Sum {
+    const float* rest;
+    float* residual;
+    int tokens, add;
+    float scale;
 };
 
 template <int Tiles>
@@ -21,13 +35,12 @@ DEVICE void write_pairs(const PartialSums<Tiles>& sums, const float* bias, float
     }
 }
 
+// first: of the expert's pairs that this block takes.
 template <class Format, int Tiles>
-DEVICE void expert_down(const ExpertTable& experts, const float* hidden, float* out, const DownShape& shape) {
+DEVICE void multiply_pairs(const ExpertWords& experts, int first, int pairs, const float* hidden, float* out,
+                           const DownShape& shape) {
     SHARED_MEMORY(shared);
-    constexpr int kTokens = PartialSums<Tiles>::kTokens;
     const PartialSums<Tiles> partial = {reinterpret_cast<float*>(shared)};
-    const int first = experts.begin() + blockIdx.z * kTokens, pairs = min(experts.end() - first, kTokens);
-    if (pairs <= 0) return;
     const Lane lane = this_lane();
     const int warp = threadIdx.x / kWarp, width = shape.slices * shape.slice_width;
     const u8* const record = experts.record();
@@ -51,14 +64,40 @@ DEVICE void expert_down(const ExpertTable& experts, const float* hidden, float* 
     write_pairs<Tiles>(partial, bias, out + static_cast<size_t>(first) * shape.rows, pairs, shape.rows);
 }
 
-#define DOWN(format, tiles, ...)                                                                       \
-    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                         \
-        expert_down_##format##_##tiles(const u64* records, const int* first_pair, const float* hidden, \
-                                       float* out, int rows, int units, int slice_width, int slices,   \
-                                       int slice_bytes, int down, int bias) {                          \
-        expert_down<__VA_ARGS__, tiles>({records, first_pair}, hidden, out,                            \
-                                        {rows, units, slice_width, slices, slice_bytes, down, bias});  \
-    }                                                                                                  \
+// The row block's rows of all tokens, one per thread and turn.
+DEVICE void add_up(const ExpertWords& experts, const float* out, const Sum& into, int rows) {
+    const int row = blockIdx.x * kRowBlock + threadIdx.x % kRowBlock;
+    if (row >= rows) return;
+    for (int token = threadIdx.x / kRowBlock; token < into.tokens; token += kTileThreads / kRowBlock) {
+        float sum = 0.0f;
+        const int end = experts.first_of_token(token + 1);
+        for (int i = experts.first_of_token(token); i < end; ++i)
+            sum += experts.weight(i) * out[static_cast<size_t>(experts.pair_of_token(i)) * rows + row];
+        const size_t place = static_cast<size_t>(token) * rows + row;
+        if (into.rest != nullptr) sum += into.rest[place];
+        into.residual[place] = (into.add ? into.residual[place] : 0.0f) + into.scale * sum;
+    }
+}
+
+template <class Format, int Tiles>
+DEVICE void expert_down(const ExpertWords& experts, const float* hidden, float* out, const Sum& into,
+                        u32* tickets, const DownShape& shape) {
+    constexpr int kTokens = PartialSums<Tiles>::kTokens;
+    const int first = experts.begin() + blockIdx.z * kTokens, pairs = min(experts.end() - first, kTokens);
+    if (pairs > 0) multiply_pairs<Format, Tiles>(experts, first, pairs, hidden, out, shape);
+    if (last_of(tickets + blockIdx.x, gridDim.y * gridDim.z)) add_up(experts, out, into, shape.rows);
+}
+
+#define DOWN(format, tiles, ...)                                                                      \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                        \
+        expert_down_##format##_##tiles(                                                               \
+            const u32* far, const NearWords near, const float* hidden, float* out, const float* rest, \
+            float* residual, u32* tickets, int rows, int units, int slice_width, int slices,          \
+            int slice_bytes, int down, int bias, int tokens, float scale, int add) {                  \
+        expert_down<__VA_ARGS__, tiles>({far, near}, hidden, out, {rest, residual, tokens, add, scale}, \
+                                        tickets,                                                      \
+                                        {rows, units, slice_width, slices, slice_bytes, down, bias}); \
+    }                                                                                                 \
     EXPORT_KERNEL(expert_down_##format##_##tiles)
 
 #define DOWN_FORMAT(format, ...) \

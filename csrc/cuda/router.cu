@@ -1,106 +1,8 @@
-// Expert choice: one warp per row, every variant of RouterSpec (strata/plan/spec.py), in f32 throughout.
+// Expert choice from logits that are there: one warp per row (router.cuh).
 //
 // logits is f32 [rows, experts] (at most 1,024), select_bias f32 [experts] or null; ids i32 and weights f32
-// are [rows, top_k], best first, equal scores to the lowest index. score: 0 softmax over all, 1 sigmoid, 2
-// softmax over the chosen logits. groups > 1: only experts of the `top_groups` best groups may be chosen; a
-// group counts as its best score (best_two 0) or the sum of its two best. Block: one warp. Grid: rows. Must
-// move: logits once.
-//
-// A lane treats elements lane, lane + 32, ... in every loop: barriers stand only where it reads others'
-// elements.
-#include "device.cuh"
-
-constexpr int kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2;
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kOut = -3.0e38f;  // below every score
-
-struct RouterShape {
-    int experts, top_k, score, groups, top_groups, best_two, normalize;
-    float normalize_eps, scale;
-};
-
-struct Best {
-    float score;
-    int index;
-};
-
-DEVICE Best better(Best a, Best b) {
-    return b.score > a.score || (b.score == a.score && b.index < a.index) ? b : a;
-}
-
-// The best of `count` scores, the same in all lanes.
-DEVICE Best best_of(const float* scores, int count) {
-    Best best = {kOut, 0x7fffffff};
-    for (int i = threadIdx.x; i < count; i += kWarp) best = better(best, {scores[i], i});
-    for (int bits = 16; bits > 0; bits >>= 1)
-        best =
-            better(best, {__shfl_xor_sync(FULL, best.score, bits), __shfl_xor_sync(FULL, best.index, bits)});
-    return best;
-}
-
-// Logits to what experts are ranked and weighted by; in place.
-DEVICE void score_experts(float* scores, const RouterShape& shape) {
-    if (shape.score == kSoftmaxOfChosen) return;
-    if (shape.score == kSigmoid) {
-        for (int i = threadIdx.x; i < shape.experts; i += kWarp)
-            scores[i] = 1.0f / (1.0f + exp2_approx(-scores[i] * kLog2E));
-    } else {
-        float largest = kOut, sum = 0.0f;
-        for (int i = threadIdx.x; i < shape.experts; i += kWarp) largest = fmaxf(largest, scores[i]);
-        largest = warp_max(largest);
-        for (int i = threadIdx.x; i < shape.experts; i += kWarp) {
-            scores[i] = exp2_approx((scores[i] - largest) * kLog2E);
-            sum += scores[i];
-        }
-        sum = warp_sum(sum);
-        for (int i = threadIdx.x; i < shape.experts; i += kWarp) scores[i] /= sum;
-    }
-}
-
-// Puts experts outside the best groups out of the choice; `room` is for two floats per group.
-DEVICE void keep_best_groups(float* choice, float* room, const RouterShape& shape) {
-    float *const group_scores = room, *const kept = room + shape.groups;
-    const int size = shape.experts / shape.groups;
-    for (int group = threadIdx.x; group < shape.groups; group += kWarp) {
-        float first = kOut, second = kOut;
-        for (int i = 0; i < size; ++i) {
-            const float score = choice[group * size + (i + group) % size];  // spread over the banks
-            second = fmaxf(second, fminf(first, score));
-            first = fmaxf(first, score);
-        }
-        group_scores[group] = shape.best_two ? first + second : first;
-        kept[group] = 0.0f;
-    }
-    for (int i = 0; i < shape.top_groups; ++i) {
-        const int group = best_of(group_scores, shape.groups).index;
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            group_scores[group] = kOut;
-            kept[group] = 1.0f;
-        }
-        __syncwarp();
-    }
-    for (int i = threadIdx.x; i < shape.experts; i += kWarp) {
-        if (kept[i / size] == 0.0f) choice[i] = kOut;
-    }
-}
-
-// weights[0 .. top_k) from the chosen scores; all lanes work alike, lane 0 writes.
-DEVICE void write_weights(const float* chosen, float* weights, const RouterShape& shape) {
-    float sum = 0.0f;
-    for (int i = 0; i < shape.top_k; ++i) {
-        const bool as_logit = shape.score == kSoftmaxOfChosen;
-        sum += as_logit ? exp2_approx((chosen[i] - chosen[0]) * kLog2E) : chosen[i];
-    }
-    for (int i = threadIdx.x; i < shape.top_k; i += kWarp) {
-        float weight = chosen[i];
-        if (shape.score == kSoftmaxOfChosen)
-            weight = exp2_approx((weight - chosen[0]) * kLog2E) / sum;
-        else if (shape.normalize)
-            weight /= sum + shape.normalize_eps;
-        weights[i] = weight * shape.scale;
-    }
-}
+// are [rows, top_k], best first. Block: one warp. Grid: rows. Must move: logits once.
+#include "router.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
     route(const float* logits, const float* select_bias, int* ids, float* weights, int experts, int top_k,
@@ -109,27 +11,8 @@ extern "C" __global__ void __launch_bounds__(32)
     SHARED_MEMORY(shared);
     const RouterShape shape = {experts,  top_k,     score,         groups, top_groups,
                                best_two, normalize, normalize_eps, scale};
-    float* const scores = reinterpret_cast<float*>(shared);
-    float* const choice = scores + experts;
-    float* const chosen = choice + experts;  // [top_k]
-    float* const group_scores = chosen + top_k;
     const size_t row = blockIdx.x;
-    for (int i = threadIdx.x; i < experts; i += kWarp) scores[i] = logits[row * experts + i];
-    score_experts(scores, shape);
-    for (int i = threadIdx.x; i < experts; i += kWarp)
-        choice[i] = scores[i] + (select_bias != nullptr ? select_bias[i] : 0.0f);
-    __syncwarp();
-    if (groups > 1) keep_best_groups(choice, group_scores, shape);
-    for (int i = 0; i < top_k; ++i) {
-        const int expert = best_of(choice, experts).index;
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            ids[row * top_k + i] = expert;
-            chosen[i] = scores[expert];
-            choice[expert] = kOut * 1.1f;  // below those of other groups, so that no expert is chosen twice
-        }
-        __syncwarp();
-    }
-    write_weights(chosen, weights + row * top_k, shape);
+    choose_experts(logits + row * experts, select_bias, ids + row * top_k, weights + row * top_k,
+                   reinterpret_cast<float*>(shared), shape);
 }
 EXPORT_KERNEL(route)

@@ -10,10 +10,12 @@
 constexpr int kTileTokens = 8, kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
 constexpr int kTileMinBlocks = 4;  // per SM: at most 128 registers
 
-// Row pointers of a lane's tokens, null where there is none.
+// Row pointers of a lane's tokens, null where there is none. factors: of the columns (an RMSNorm's weights), or
+// null.
 template <int Tiles>
 struct Tokens {
     const float* rows[Tiles];
+    const float* factors = nullptr;
 };
 
 // A lane's part of 64 columns of its tokens: chunks `member` and `member + 4` of 8 columns.
@@ -38,6 +40,23 @@ DEVICE Activations<Tiles> load_activations(const Tokens<Tiles>& tokens, int unit
         }
     }
     return loaded;
+}
+
+DEVICE float4 times(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+
+template <int Tiles>
+DEVICE void scale_columns(Activations<Tiles>& x, const float* factors, int unit, int columns, Lane lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int column = unit * kUnitColumns + (lane.member + 4 * half) * 8;
+        if (column >= columns) continue;
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            const float4 four = *reinterpret_cast<const float4*>(factors + column + i % 2 * 4);
+#pragma unroll
+            for (int tile = 0; tile < Tiles; ++tile) x.values[tile][i] = times(x.values[tile][i], four);
+        }
+    }
 }
 
 // The B operands of the four steps, columns paired as the weights' words hold them: (0 2)(1 3), (4 6)(5 7).
@@ -91,6 +110,7 @@ DEVICE void multiply_units(const u8* block, int units, int columns, int first, i
     Activations<Tiles> x = load_activations(tokens, first, columns, lane);
     for (int i = first; i < units; i += stride) {
         const typename Format::Unit current = unit;
+        if (tokens.factors != nullptr) scale_columns(x, tokens.factors, i, columns, lane);
         const Activations<Tiles> current_x = x;
         if (i + stride < units) {
             unit = Format::load(block, units, i + stride, lane);

@@ -8,7 +8,7 @@ static bool same(Site a, Site b) { return a.file == b.file && a.line == b.line; 
 
 static void open_barrier(int predicate) {
     Machine& m = machine();
-    ++memory().epoch;
+    next_epoch();
     m.barrier.arrived = 0;
     for (unsigned i = 0; i < m.thread_count; ++i) {
         Thread& thread = m.threads[i];

@@ -43,6 +43,8 @@ void async_commit();
 void async_wait(size_t groups_left);
 // Accesses that no compiler hook sees.
 void explicit_access(const void* address, size_t bytes, Access kind);
+// __threadfence: see memory_check.h for what it orders.
+void thread_fence();
 [[noreturn]] void trap(const char* what, Site site);
 void register_kernel(const char* name, void (*call)(void**), int arguments);
 

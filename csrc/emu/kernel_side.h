@@ -142,6 +142,13 @@ static inline T atomicMax(T* target, T value) {
     return strata::emu::atomic_change(target, [value](T old) UNCHECKED { return old > value ? old : value; });
 }
 
+// The old value; counts up to `last` and then begins anew.
+static inline u32 atomicInc(u32* target, u32 last) {
+    return strata::emu::atomic_change(target,
+                                      [last](u32 old) UNCHECKED { return old >= last ? 0u : old + 1; });
+}
+static inline void __threadfence() { strata::emu::thread_fence(); }
+
 // Arithmetic.
 static inline int __popc(u32 value) { return __builtin_popcount(value); }
 static inline int __ffs(int value) { return __builtin_ffs(value); }

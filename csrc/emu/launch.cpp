@@ -53,6 +53,8 @@ void explicit_access(const void* address, size_t bytes, Access kind) {
     check_access(address, bytes, kind, __builtin_return_address(0));
 }
 
+void thread_fence() { fence(); }
+
 static void thread_main() {
     Machine& m = machine();
     m.kernel->call(m.arguments);

@@ -22,6 +22,7 @@ void begin_launch(size_t shared_bytes) {
     Memory& m = memory();
     m.shared_bytes = shared_bytes;
     m.launch_begin = ++m.epoch;
+    m.published.by_word.clear();
     std::sort(m.buffers.begin(), m.buffers.end(),
               [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
 }
@@ -29,11 +30,51 @@ void begin_launch(size_t shared_bytes) {
 void begin_block() {
     Memory& m = memory();
     m.block_begin = ++m.epoch;
+    Published& p = m.published;
+    p.found.clear(), p.fenced.clear(), p.visible.clear();
+    p.fence_epoch = 0;
     memset(m.shared, 0xff, m.shared_bytes);
     for (Cell& cell : m.shared_cells) cell.pending = false;
 }
 
+void next_epoch() {
+    Memory& m = memory();
+    ++m.epoch;
+    Published& p = m.published;
+    p.visible.insert(p.visible.end(), p.fenced.begin(), p.fenced.end());
+    p.fenced.clear();
+}
+
+void fence() {
+    Memory& m = memory();
+    if (!m.checked) return;
+    Published& p = m.published;
+    const unsigned thread = machine().current->index;
+    p.fencing_thread = thread;
+    p.fence_epoch = m.epoch;
+    if (p.finding_thread != thread) return;
+    p.fenced.insert(p.fenced.end(), p.found.begin(), p.found.end());
+    p.found.clear();
+}
+
 namespace {
+
+// An atomic of the running thread: what it publishes, and what it finds.
+void meet(uintptr_t word) {
+    Memory& m = memory();
+    Published& p = m.published;
+    const unsigned thread = machine().current->index;
+    std::vector<Span>& spans = p.by_word[word];
+    p.found = spans;
+    p.finding_thread = thread;
+    if (p.fence_epoch != 0 && p.fencing_thread == thread) spans.push_back({m.block_begin, p.fence_epoch});
+}
+
+bool is_visible(u32 epoch) {
+    const std::vector<Span>& spans = memory().published.visible;
+    return std::any_of(spans.begin(), spans.end(),
+                       [epoch](const Span& s) { return epoch >= s.begin && epoch < s.end; });
+}
 
 struct Place {
     const char* name;
@@ -53,7 +94,7 @@ bool ordered(unsigned thread, u16 warp_epoch) {
 
 void check_against_writer(const Cell& cell, Access kind, const Place& at) {
     const Memory& m = memory();
-    if (cell.write_epoch < m.block_begin)
+    if (cell.write_epoch < m.block_begin && !is_visible(cell.write_epoch))
         fail("race: %s of %s+%ld, which another block wrote in this launch, pc %p", verb(kind), at.name,
              at.offset, at.pc);
     if (cell.write_epoch == m.epoch && !ordered(cell.writer, cell.writer_warp_epoch))
@@ -148,6 +189,7 @@ void check_global(uintptr_t address, size_t bytes, Access kind, const void* pc) 
     if (address + bytes > buffer->end)
         fail("out of bounds: %s of %zu bytes at '%s'+%ld, which has %ld bytes, pc %p", verb(kind), bytes,
              buffer->name.c_str(), offset, static_cast<long>(buffer->end - buffer->begin), pc);
+    if (kind == Access::atomic) meet(address);
     if (!buffer->read_only)
         check_bytes(&buffer->cells[offset], bytes, kind, {buffer->name.c_str(), offset, false, pc});
     else if (kind != Access::read)

@@ -105,6 +105,8 @@ class DeviceConfig:
     memory: bytes of it that may be used, reserve: of them, kept free.
 
     workspace: the most that activations and buffers take; None: what a prefill chunk needs.
+
+    graphs: decoding launches what lies before a layer's read-back as one CUDA graph; never run on hardware.
     """
 
     use: Literal["auto", "none", "emulated", "cuda"] = "auto"
@@ -113,6 +115,7 @@ class DeviceConfig:
     memory: int | None = None
     reserve: int = 3 << 30
     workspace: int | None = None
+    graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "memory": Size(low=1 << 28),
         "reserve": Size(low=0, auto=False),
         "workspace": Size(low=1 << 20),
+        "graphs": Boolean(),
     },
     "experts": {
         "slots": Integer(1, 1 << 20, word="auto"),

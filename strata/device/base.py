@@ -12,7 +12,7 @@ Rules that hold on every device:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ from strata.device.buffers import (
     EventError,
     FreedBufferError,
     RaceError,
+    StaleGraphError,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Buffer",
     "BufferKind",
     "BufferKindError",
+    "ByValue",
     "Bytes",
     "Copy",
     "Device",
@@ -44,9 +46,11 @@ __all__ = [
     "Event",
     "EventError",
     "FreedBufferError",
+    "Graph",
     "Kernel",
     "Launch",
     "RaceError",
+    "StaleGraphError",
     "Stream",
     "Work",
 ]
@@ -81,6 +85,13 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ByValue:
+    """An argument that is a struct: its bytes, which the launch carries itself."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One call of a kernel.
 
@@ -93,11 +104,22 @@ class Launch:
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     work: Work = Work()
-    arguments: tuple[Buffer | int | float, ...] = ()
+    arguments: tuple[Buffer | ByValue | int | float, ...] = ()
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     label: str = ""
+
+
+class Graph:
+    """Launches that were captured, in their order; arguments are those of then. handle: the raw
+    cudaGraphExec_t, 0 on the emulated device."""
+
+    __slots__ = ("handle", "launches")
+
+    def __init__(self, launches: Sequence[Launch], handle: int = 0) -> None:
+        self.launches = tuple(launches)
+        self.handle = handle
 
 
 class Stream:
@@ -187,6 +209,26 @@ class Device(Protocol):
 
     def launch(self, launch: Launch, stream: Stream) -> None:
         """Run a kernel."""
+        ...
+
+    def capture(self, launches: Sequence[Launch], stream: Stream) -> Graph:
+        """The launches as one, for `replay` on this stream; nothing runs. It lives until free_graph or close.
+
+        Arguments are kept as they are: what changes between replays must lie in memory."""
+        ...
+
+    def replay(
+        self, graph: Graph, stream: Stream, now: Callable[[], Sequence[Launch]], label: str = ""
+    ) -> None:
+        """Run a graph's launches, one after the other, by one call.
+
+        now: what would be launched in its place. A device that checks asks for it: StaleGraphError when an
+        argument differs; the ranges that are read and written are these. A GPU never asks.
+        """
+        ...
+
+    def free_graph(self, graph: Graph) -> None:
+        """Forget a graph; its replays may still be running."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:

@@ -39,6 +39,11 @@ class EventError(DeviceError):
     """An event is waited for before it was recorded, or asked for a time that it does not have."""
 
 
+class StaleGraphError(DeviceError):
+    """A graph is replayed although its launches are no longer what would be launched; found by the emulated
+    device only."""
+
+
 class RaceError(DeviceError):
     """Two accesses to the same bytes that nothing orders; found by the emulated device only."""
 

@@ -1,4 +1,4 @@
-"""What every device checks of a copy before it is made."""
+"""What every device checks of a copy before it is made, and whether a graph still is what was captured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from strata.device.base import Copy
+from strata.device.base import Copy, Launch
 from strata.device.buffers import BoundsError, Buffer, BufferKindError
 
 Direction = Literal["h2d", "d2h", "d2d"]
@@ -54,3 +54,22 @@ def batch_direction(copies: Sequence[Copy]) -> Direction:
                 remedy="use two calls",
             )
     return directions.pop()
+
+
+def differences(captured: Sequence[Launch], now: Sequence[Launch]) -> str:
+    """The first way in which two lists of launches ask for other work, in words; "" when there is none.
+
+    What they touch and their labels are not compared: a graph does not know them.
+    """
+    if len(captured) != len(now):
+        return f"{len(captured)} launches were captured, now there are {len(now)}"
+    for old, new in zip(captured, now, strict=True):
+        if old.kernel != new.kernel:
+            return f"{old.kernel.name} was captured, now it is {new.kernel.name}"
+        if (old.grid, old.block, old.shared_bytes) != (new.grid, new.block, new.shared_bytes):
+            return f"{old.kernel.name}: the grid was {old.grid}, now it is {new.grid}"
+        if old.arguments != new.arguments:
+            pairs = enumerate(zip(old.arguments, new.arguments, strict=True))
+            index, (was, is_now) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+            return f"{old.kernel.name}: argument {index} was {was}, now it is {is_now}"
+    return ""

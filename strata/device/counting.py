@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strata.device.base import Copy, Event, Launch, Stream
+from strata.device.base import Copy, Event, Graph, Launch, Stream
 from strata.device.buffers import Buffer, Bytes
 from strata.device.checks import batch_direction, copy_direction
 from strata.device.emulated import EmulatedDevice
@@ -25,7 +25,7 @@ class Calls:
     """Calls since the count began. launches: by (label, kernel); copies and copied (bytes): by direction, a
     batch being one. fills: of device memory. read_backs: waits for an event, by what was waited for last;
     synchronisations: waits for a stream or the whole device. ordering: events recorded and waited for by
-    streams; queries: questions that do not wait."""
+    streams; queries: questions that do not wait; captures: of graphs, a replay of which is one launch."""
 
     launches: Counter[tuple[str, str]] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
@@ -35,6 +35,7 @@ class Calls:
     synchronisations: int = 0
     ordering: int = 0
     queries: int = 0
+    captures: int = 0
 
     @property
     def all(self) -> int:
@@ -55,9 +56,22 @@ class CountingDevice(EmulatedDevice):
         self._copied_last = ""
 
     def launch(self, launch: Launch, stream: Stream) -> None:
-        """One more of its label and name."""
-        self.calls.launches[launch.label, launch.kernel.name] += 1
+        """One more of its label and name, unless it is one of a graph's."""
+        if not self._in_graph:
+            self.calls.launches[launch.label, launch.kernel.name] += 1
         super().launch(launch, stream)
+
+    def capture(self, launches: Sequence[Launch], stream: Stream) -> Graph:
+        """One more capture; its cost is not a step's."""
+        self.calls.captures += 1
+        return super().capture(launches, stream)
+
+    def replay(
+        self, graph: Graph, stream: Stream, now: Callable[[], Sequence[Launch]], label: str = ""
+    ) -> None:
+        """One launch, of so many kernels."""
+        self.calls.launches[label, f"graph of {len(graph.launches)}"] += 1
+        super().replay(graph, stream, now, label)
 
     def copy(self, dst: Buffer, src: Buffer, stream: Stream, label: str = "") -> None:
         """One more of its direction."""

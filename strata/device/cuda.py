@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.device.base import Copy, Event, Launch, Stream
+from strata.device.base import Copy, Event, Graph, Launch, Stream
 from strata.device.buffers import (
     Allocation,
     BoundsError,
@@ -63,6 +63,7 @@ class CudaDevice:
         self._live: list[Allocation] = []
         self._streams: list[Stream] = []
         self._events: list[CudaEvent] = []
+        self._graphs: list[Graph] = []
 
     @property
     def arch(self) -> str:
@@ -216,6 +217,30 @@ class CudaDevice:
         """The kernel enqueues itself; reads, writes and work are for the emulated device."""
         launch.kernel.run(launch, stream.handle)
 
+    def capture(self, launches: Sequence[Launch], stream: Stream) -> Graph:
+        """Stream capture of the launches, in cupy's default mode, "relaxed"."""
+        self._call("streamBeginCapture", stream.handle)
+        try:
+            for launch in launches:
+                launch.kernel.run(launch, stream.handle)
+        finally:
+            captured = self._call("streamEndCapture", stream.handle)
+        graph = Graph(launches, self._call("graphInstantiate", captured))
+        self._call("graphDestroy", captured)
+        self._graphs.append(graph)
+        return graph
+
+    def replay(
+        self, graph: Graph, stream: Stream, now: Callable[[], Sequence[Launch]], label: str = ""
+    ) -> None:
+        """cudaGraphLaunch."""
+        self._call("graphLaunch", graph.handle, stream.handle)
+
+    def free_graph(self, graph: Graph) -> None:
+        """cudaGraphExecDestroy, which waits for nothing: what runs keeps what it needs."""
+        self._call("graphExecDestroy", graph.handle)
+        self._graphs.remove(graph)
+
     # The host's side
 
     def host_read(self, buffer: Buffer) -> Bytes:
@@ -249,13 +274,15 @@ class CudaDevice:
     def close(self) -> None:
         """Wait, then destroy events and streams and give all memory back."""
         self._call("deviceSynchronize")
+        for graph in self._graphs:
+            self._call("graphExecDestroy", graph.handle)
         for event in self._events:
             self._call("eventDestroy", event.handle)
         for stream in self._streams:
             self._call("streamDestroy", stream.handle)
         for allocation in self._live:
             self._release(allocation)
-        self._events, self._streams, self._live = [], [], []
+        self._graphs, self._events, self._streams, self._live = [], [], [], []
 
     # Inside
 

@@ -9,13 +9,14 @@ copy engine serves one call at a time and in full, stream priorities do nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.device.base import Copy, Event, Launch, Stream
+from strata.device.base import Copy, Event, Graph, Launch, Stream
 from strata.device.buffers import (
     BoundsError,
     Buffer,
@@ -23,9 +24,10 @@ from strata.device.buffers import (
     Bytes,
     DeviceError,
     EventError,
+    StaleGraphError,
     flat_bytes,
 )
-from strata.device.checks import Direction, batch_direction, copy_direction
+from strata.device.checks import Direction, batch_direction, copy_direction, differences
 from strata.device.emulated_clock import Engine, HostClock
 from strata.device.emulated_copies import copy_cost, movement, pageable_seconds
 from strata.device.emulated_locks import PageLocks
@@ -78,6 +80,7 @@ class EmulatedDevice:
         self._engines = {lane: Engine() for lane in (COMPUTE, H2D, D2H)}
         self._touched: set[Shadow] = set()
         self._closed = False
+        self._in_graph = False
 
     def watch(self, timeline: Timeline | None) -> None:
         """From now on, what runs goes into this timeline, in virtual time; None: nowhere."""
@@ -213,6 +216,36 @@ class EmulatedDevice:
         kind = f"kernel {launch.kernel.name}"
         self._issue(_Task(kind, launch.label, COMPUTE, seconds, reads, writes, run), stream)
 
+    # Graphs
+
+    def capture(self, launches: Sequence[Launch], stream: Stream) -> Graph:
+        """The launches as they are: what their arguments are now."""
+        return Graph(launches)
+
+    def replay(
+        self, graph: Graph, stream: Stream, now: Callable[[], Sequence[Launch]], label: str = ""
+    ) -> None:
+        """One call of the host; kernels are checked and run one by one, with the captured arguments."""
+        fresh = now()
+        found = differences(graph.launches, fresh)
+        if found:
+            raise StaleGraphError(
+                f"a graph is replayed that no longer fits: {found}",
+                remedy="keep what changes between replays in memory, or capture anew",
+            )
+        self.clock.advance(self.figures.call_s)
+        self._in_graph = True
+        try:
+            for old, new in zip(graph.launches, fresh, strict=True):
+                self.launch(
+                    replace(old, reads=new.reads, writes=new.writes, label=label or new.label), stream
+                )
+        finally:
+            self._in_graph = False
+
+    def free_graph(self, graph: Graph) -> None:
+        """Nothing is held."""
+
     # The host's side
 
     def host_read(self, buffer: Buffer) -> Bytes:
@@ -313,7 +346,8 @@ class EmulatedDevice:
         """Every call takes host time, and its op comes after all that the host knows."""
         if self._closed:
             raise DeviceError("the device is closed", remedy="close it last")
-        self.clock.advance(self.figures.call_s)
+        if not self._in_graph:
+            self.clock.advance(self.figures.call_s)
         entered = own_stream(stream)
         self.order.enter(entered)
         return entered

@@ -19,7 +19,7 @@ class DeviceRun:
     (`strata.device.counting`), which tells what a GPU would be asked. kernels: "cuda" are those of csrc/cuda,
     in the emulator where the device is emulated; "host" the CPU backend's over the emulated device's memory.
     activations: what the CUDA kernels multiply matrices in w8 with. page_lock: whether experts' memory is
-    page-locked as it turns out to be needed.
+    page-locked as it turns out to be needed. graphs: see HybridOptions.
     """
 
     machine: HardwareProfile
@@ -27,3 +27,4 @@ class DeviceRun:
     kernels: KernelChoice = "host"
     activations: DeviceActivations = "bf16"
     page_lock: bool = True
+    graphs: bool = False

@@ -65,7 +65,8 @@ def device_backend(
     speeds = speeds_of(run.machine, {node.node: len(node.cpus) for node in plan.threads}, plan.host.spread)
     options = _options(spec, store, plan, plan.device, speeds, engine, run)
     # The emulated device's clock does not see the host work; a GPU's is the host's.
-    options = replace(options, heat=heat, simulated=speeds if run.use == "emulated" else None)
+    simulated = speeds if run.use == "emulated" else None
+    options = replace(options, heat=heat, simulated=simulated, graphs=run.graphs)
     if run.kernels == "cuda":
         _require_kernels(cpu, spec, store, options, run, engine)
     device, kernels = _open_device(run, cpu, spec)

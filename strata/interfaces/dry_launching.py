@@ -24,18 +24,21 @@ CONTEXT = 256
 @dataclasses.dataclass(frozen=True)
 class Scene:
     """What is counted. rows: requests that decode. fresh: experts of each layer and row that are not on the
-    device. misses: who computes those."""
+    device. misses: who computes those. graphs: with CUDA graphs."""
 
     title: str
     rows: int
     fresh: int
     misses: str
+    graphs: bool = False
 
 
 def scenes(streams: Sequence[int], top_k: int) -> Iterator[Scene]:
     """Everything on the device, then a quarter of the experts missing, fetched or computed by the host."""
     for rows in streams:
         yield Scene("every expert is on the device" if top_k else "dense", rows, 0, "fetch")
+    title = "the same with CUDA graphs" if top_k else "dense, with CUDA graphs"
+    yield Scene(title, streams[0], 0, "fetch", graphs=True)
     if top_k:
         few = max(1, top_k // 4)
         yield Scene(f"{few} of {top_k} experts are fetched", streams[0], few, "fetch")
@@ -52,6 +55,7 @@ def count(config: Config, streams: Sequence[int]) -> Iterator[tuple[Scene, StepC
     for scene in scenes(streams, experts.router.top_k if experts else 0):
         misses: Any = scene.misses
         changed = dataclasses.replace(asked, experts=dataclasses.replace(asked.experts, misses=misses))
+        changed = dataclasses.replace(changed, device=dataclasses.replace(device, graphs=scene.graphs))
         engine, routes = _open(changed, path, scene.rows)
         yield scene, DryLaunch(engine, _device(engine), routes).decode(scene.rows, scene.fresh)
 
@@ -59,12 +63,8 @@ def count(config: Config, streams: Sequence[int]) -> Iterator[tuple[Scene, StepC
 def _open(config: Config, path: Path, requests: int) -> tuple[Any, MadeUpRoutes]:
     machine = with_device(remembered_machine(), config)
     plan = plan_run(path, config, machine, context=CONTEXT, requests=requests)
-    engine = load_engine(
-        path,
-        plan,
-        share_prefixes=False,
-        device=DeviceRun(machine, "counted", "cuda", device_activations(config)),
-    )
+    run = DeviceRun(machine, "counted", "cuda", device_activations(config), graphs=config.device.graphs)
+    engine = load_engine(path, plan, share_prefixes=False, device=run)
     routes = _device(engine).answer
     assert isinstance(routes, MadeUpRoutes)
     return engine, routes

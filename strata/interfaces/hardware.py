@@ -83,8 +83,14 @@ def device_run(config: Config, machine: HardwareProfile) -> DeviceRun | None:
     use, kernels = config.device.use, config.device.kernels
     if kernels == "auto" and use == "emulated":
         kernels = "host"
+    if config.device.graphs and use == "emulated" and kernels == "host":
+        raise ConfigError(
+            f"device.graphs is on ({config.where('device.graphs')}) and device.kernels is {kernels}",
+            remedy="set device.kernels=cuda: only those kernels can be captured",
+        )
     if (use == "emulated" and kernels == "cuda") or (use == "cuda" and kernels != "host"):
-        return DeviceRun(machine, use, "cuda", device_activations(config), config.experts.page_lock)
+        lock, graphs = config.experts.page_lock, config.device.graphs
+        return DeviceRun(machine, use, "cuda", device_activations(config), lock, graphs)
     if config.device.activations == "int8":
         raise ConfigError(
             f"device.activations is int8 ({config.where('device.activations')}) and no kernels of a card run",

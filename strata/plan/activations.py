@@ -16,6 +16,9 @@ MOST_CANDIDATES, CANDIDATE_SPAN = 64, 4096
 """The most logits of a row that are chosen on the device, and of how many each block chooses."""
 DRAFT_WORDS = 9
 """Per row at most, where drafts are verified: a token, a number, a place, four settings, two results."""
+TICKETS = 4096
+"""u32 with which blocks count how many of them are done: one for 16 rows of the hidden dimension, or for a
+group of query heads of one row."""
 GROUP_HEADS, WIDE_GROUP_HEADS, WIDE = 8, 16, 128
 """Query heads of one KV head that a block of attention takes, and with values of more than 128 elements."""
 
@@ -49,7 +52,7 @@ def scratch_bytes(spec: ModelSpec, kv_heads: int, value_dim: int) -> int:
     groups = kv_heads * -(-a.heads // kv_heads // of_group)
     splits = 2 * -(-SPLIT_BLOCKS // groups) * _partial_row(a, value_dim)
     tables = 0 if experts is None else 3 * experts.router.experts + 2
-    return 4 * (splits + tables)
+    return 4 * (splits + tables + TICKETS)
 
 
 def logit_row_elements(hidden: int, vocab: int) -> int:

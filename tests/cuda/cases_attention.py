@@ -30,6 +30,7 @@ class Setup:
     window: int = 0
     page_tokens: int = 32
     finished: bool = False  # no partial results
+    joins: bool = False  # the last block joins them
     sinks: bool = False
 
     @property
@@ -66,18 +67,23 @@ def decode(setup: Setup) -> Prepared:
         read_only(setup.tiles(pages)),
         None if sinks is None else read_only(sinks),
     )
-    outputs = (None, out) if setup.finished else (partial, None)
+    tickets = np.zeros((rows, shape.grid[1]), np.uint32)
+    outputs: tuple[np.ndarray | None, ...] = (partial, None, None)
+    if setup.finished or setup.joins:
+        outputs = (None, out, None) if setup.finished else (partial, out, tickets)
     numbers = (setup.heads, setup.kv_heads, setup.page_tokens, pages.layer_at, setup.window, setup.splits)
     call = call_of(shape, (*inputs, *outputs, *numbers, setup.scale), pages.reached)
 
     def check() -> None:
+        assert not tickets.any() and np.isnan(out[0]).all()
+        whole = setup.finished or setup.joins
         for row, (end, sequence) in enumerate(zip(setup.tokens, setup.rows_of, strict=True)):
             for head in range(setup.heads):
                 kv = head // (setup.heads // setup.kv_heads)
                 query = q[1 + row, head].astype(np.float64) * setup.scale
                 sink = None if sinks is None else float(sinks[head])
                 expected = pages.attention(query, sequence, kv, end, setup.window, sink)
-                found = out[1 + row, head] if setup.finished else joined(partial[rows - 1 - row, head])
+                found = out[1 + row, head] if whole else joined(partial[rows - 1 - row, head])
                 assert_close(found, expected, 1.5e-2)
 
     reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
@@ -142,6 +148,9 @@ CASES = [
     case("int8-many-rows", False, "int8", 64, 7, 1, (60, 61, 62), (0, 0, 0), page_tokens=16),
     case("int8-finished", True, "int8", 64, 6, 2, (60, 17), (0, 1), finished=True, sinks=True),
     case("bf16-finished", False, "bf16", 128, 2, 1, (33,), (0,), finished=True),
+    case("int8-joins", True, "int8", 64, 16, 1, (70, 1, 33), (0, 1, 2), splits=3, joins=True, sinks=True),
+    case("bf16-joins", True, "bf16", 128, 12, 1, (49, 20), (0, 1), splits=2, joins=True),
+    case("int8-joins-many", False, "int8", 64, 2, 1, (90,), (0,), splits=37, joins=True),
     case("int8-80", True, "int8", 80, 6, 2, (50,), (0,)),
     case("bf16-96", True, "bf16", 96, 4, 2, (37,), (0,), splits=2),
     case("int8-16", False, "int8", 16, 4, 2, (37,), (0,)),

@@ -10,28 +10,38 @@ from runners import read_only, unwritten
 from strata.backends.cuda import launch_shapes
 from strata.store.formats import FORMATS
 
+EPS = 1e-2
+"""Of norms: large enough to show in a row of small numbers."""
+
 
 def prepare(
-    fmt: str, rows: int, columns: int, tokens: int, per_block: int, add: bool, bias: bool
+    fmt: str, rows: int, columns: int, tokens: int, per_block: int, add: bool, bias: bool, norm: bool = False
 ) -> Prepared:
     rng = np.random.default_rng(rows + columns + tokens)
     tensor, matrix = random_matrix(fmt, rows, columns, tokens)
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     offsets = rng.standard_normal(rows).astype(np.float32) if bias else None
-    expected = bf16_values(bf16_bits(x)).astype(np.float64) @ matrix.T + (
-        offsets if offsets is not None else 0.0
-    )
+    factors = rng.uniform(0.5, 1.5, columns).astype(np.float32) if norm else None
+    if factors is None:
+        expected = bf16_values(bf16_bits(x)).astype(np.float64) @ matrix.T
+    else:
+        x[-1] *= 0.1
+        expected = bf16_values(bf16_bits(x * factors)).astype(np.float64) @ matrix.T
+        expected /= np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + EPS)
+    if offsets is not None:
+        expected = expected + offsets
     y = unwritten((tokens, rows))
     if add:
         y[:] = rng.standard_normal(y.shape)
         expected = y + 0.5 * expected
-    shape = launch_shapes.linear(fmt, rows, tokens, per_block)
+    shape = launch_shapes.linear(fmt, rows, tokens, per_block, norm)
     units = tensor.shape.padded_cols // 64
     arguments = (read_only(tensor.data), read_only(x), None if offsets is None else read_only(offsets), y)
     numbers = (rows, columns, units, tokens, per_block, columns, 0, 0.5, int(add))
+    last = (None if factors is None else read_only(factors), EPS)
     tiles = shape.grid[1]
     return Prepared(
-        call_of(shape, (*arguments, *numbers)),
+        call_of(shape, (*arguments, *numbers, *last)),
         lambda: assert_close(y, expected, 2e-6),
         {(0,): tensor.data.nbytes * tiles},
     )
@@ -47,9 +57,10 @@ def case(
     per_block: int = 1,
     add: bool = False,
     bias: bool = False,
+    norm: bool = False,
 ) -> Case:
     title = f"{fmt}-{name}"
-    return Case(title, "linear", lambda: prepare(fmt, rows, columns, tokens, per_block, add, bias), ptx)
+    return Case(title, "linear", lambda: prepare(fmt, rows, columns, tokens, per_block, add, bias, norm), ptx)
 
 
 SIMULATED = ("w4g64", "w4g32m", "w4g128", "mxfp4", "w8", "bf16", "f16")
@@ -62,4 +73,8 @@ CASES = [
     case("two-tiles-of-tokens", True, "w4g64", 33, 328, 21, 4, bias=True),
     case("row-blocks", False, "w4g128", 80, 384, 8, 4),
     case("row-blocks", False, "w4g64", 48, 704, 11, 2, add=True, bias=True),
+    case("normed", True, "w4g64", 32, 1024, 1, norm=True),
+    case("normed-tails", True, "w8", 37, 200, 5, 2, norm=True),
+    case("normed-two-tiles", False, "w4g32m", 33, 328, 21, 4, bias=True, norm=True),
+    case("normed-add", False, "f16", 16, 136, 9, add=True, norm=True),
 ]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from runners import RED_ZONE, Call, Pointers, read_only, resolved
+from runners import RED_ZONE, Call, Words, made_arrays, read_only, resolved
 
 from strata.backends.cuda.kernels import NULL, KernelLoader
-from strata.device.base import Buffer, Device, Launch
+from strata.device.base import Buffer, ByValue, Device, Launch
 
 ZONE = 0xA5
 
@@ -29,26 +29,24 @@ class DeviceRunner:
         arrays: list[Any] = [*call.arguments, *call.reached]
         placed = {i: _Placed(self._device, a) for i, a in enumerate(arrays) if isinstance(a, np.ndarray)}
         values = resolved(call, lambda index: placed[index].inside.address)
-        for index, value in enumerate(call.arguments):
-            if isinstance(value, Pointers):
-                placed[index] = _Placed(self._device, read_only(values[index]))
+        for index in made_arrays(call, values):
+            placed[index] = _Placed(self._device, read_only(values[index]))
         for one in placed.values():
             one.copy_in(self._stream)
-        self._device.launch(self._launch(call, placed), self._stream)
+        self._device.launch(self._launch(call, placed, values), self._stream)
         for one in placed.values():
             one.copy_out(self._stream)
         self._device.sync(self._stream)
         for one in placed.values():
             one.finish()
 
-    def _launch(self, call: Call, placed: dict[int, _Placed]) -> Launch:
+    def _launch(self, call: Call, placed: dict[int, _Placed], values: list[Any]) -> Launch:
         buffers = [one.inside for one in placed.values()]
         written = [one.inside for one in placed.values() if one.array.flags.writeable]
         grid = (*call.grid, 1, 1)[:3]
         operands = tuple(
-            placed[i].inside if i in placed else NULL if value is None else value
-            for i, value in enumerate(call.arguments)
-        )
+            placed[i].inside if i in placed else _by_value(value) for i, value in enumerate(values)
+        )[: len(call.arguments)]
         kernel = self._loader.kernel(call.file, call.entry)
         return Launch(
             kernel,
@@ -59,6 +57,12 @@ class DeviceRunner:
             block=(call.block, 1, 1),
             shared_bytes=call.shared_bytes,
         )
+
+
+def _by_value(value: Any) -> Any:
+    if isinstance(value, Words):
+        return ByValue(value.values.tobytes())
+    return NULL if value is None else value
 
 
 class _Placed:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import Case
+from mutants_fused import FUSED_TABLE
 from mutants_prefill import PREFILL_TABLE
 from runners import EmulatedRunner, source_of
 
@@ -45,6 +46,7 @@ OWN = "own header"
 """Of a kernel whose code is in a header of its name, because other head sizes use it too."""
 # kernel, place ("" for the kernel itself), text, its replacement; the first occurrence is changed.
 TABLE: list[tuple[str, str, str, str]] = [
+    *FUSED_TABLE,
     *PREFILL_TABLE,
     ("norm", "", "i < row.quads; i += blockDim.x", "i < row.quads - 1; i += blockDim.x"),
     ("norm", "", "int warp = 1; warp <", "int warp = 2; warp <"),
@@ -91,11 +93,10 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("linear", "weights.cuh", "first & ~0xffffu", "first & 0xffffu"),
     ("linear", "tile.cuh", "if (Format::kRemainder) mma_bf16(products[tile], rest, b)", ""),
     ("expert_gate_up", "", "if (token >= pairs) continue", "if (token > pairs) continue"),
-    ("expert_gate_up", "", "token_of_pair[first + token]", "token_of_pair[token]"),
+    ("expert_gate_up", "", "token_of_pair(first + token)", "token_of_pair(token)"),
     ("expert_gate_up", "", "element + 8, token)", "element + 7, token)"),
     ("expert_gate_up", "", "blockIdx.z * kTokens, pairs", "0, pairs"),
     ("expert_gate_up", "", "slice) * shape.slice_bytes", "slice) * 0"),
-    ("expert_gate_up", "expert_table.cuh", "first_pair[blockIdx.y + 1]", "first_pair[blockIdx.y] + 8"),
     ("expert_gate_up", "activation.cuh", "held + 1.0f", "held"),
     ("expert_down", "", "min(experts.end() - first, kTokens)", "kTokens"),
     ("expert_down", "", "slice < shape.slices", "slice < 1"),
@@ -217,11 +218,11 @@ TABLE: list[tuple[str, str, str, str]] = [
     ("prepare_heads", "", "is_query ? q_norm : is_key ? k_norm", "is_query ? k_norm : is_key ? q_norm"),
     ("prepare_heads", "", "to.token % 2 * 2", "to.token % 2"),
     ("prepare_heads", "kv_page.cuh", "i == 1 ? 2 : i == 2 ? 1 : i", "i"),
-    ("router", "", "b.index < a.index", "b.index > a.index"),
-    ("router", "", "choice[expert] = kOut * 1.1f", "choice[expert] = 0.0f"),
-    ("router", "", "first + second : first", "first : first"),
-    ("router", "", "chosen[i] = scores[expert]", "chosen[i] = choice[expert]"),
-    ("router", "", "(i + group) % size", "(i + group) % (size - 1)"),
+    ("router", OWN, "b.index < a.index", "b.index > a.index"),
+    ("router", OWN, "choice[expert] = kOut * 1.1f", "choice[expert] = 0.0f"),
+    ("router", OWN, "first + second : first", "first : first"),
+    ("router", OWN, "chosen[i] = scores[expert]", "chosen[i] = choice[expert]"),
+    ("router", OWN, "(i + group) % size", "(i + group) % (size - 1)"),
     ("head_topk", "", "best.place % kTopThreads ==", "best.place % kWarp =="),
     ("head_topk", "", "warp < kTopWarps", "warp < kTopWarps - 1"),
     ("head_topk", "", "span[i] > kNone", "span[i] >= kNone"),

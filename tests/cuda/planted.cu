@@ -1,6 +1,6 @@
 // Planted defects, one per kernel: the emulator must report each, and none of the `fine_` kernels. All are
 // launched with 128 threads, and shared memory and `data` for one float per thread unless said otherwise.
-#include "device.cuh"
+#include "last_block.cuh"
 
 #define KERNEL extern "C" __global__ void
 
@@ -216,6 +216,65 @@ KERNEL read_beside_atomics(float* data) {
     if (threadIdx.x == 100) data[1] = data[0];
 }
 EXPORT_KERNEL(read_beside_atomics)
+
+// The parts of a sum by two blocks, `data` 256 floats; the ticket is behind the parts.
+DEVICE void add_parts(float* data, bool is_last) {
+    if (is_last) data[128 + threadIdx.x] = data[threadIdx.x] + data[threadIdx.x ^ 64];
+}
+
+DEVICE u32* ticket_of(float* data) { return reinterpret_cast<u32*>(data + 192); }
+
+// Each block writes a half.
+DEVICE void write_part(float* data) {
+    if (threadIdx.x / 64 == blockIdx.x) data[threadIdx.x] = threadIdx.x;
+}
+
+KERNEL fine_last_block(float* data) {
+    write_part(data);
+    const bool is_last = last_of(ticket_of(data), 2);
+    if (threadIdx.x < 64) add_parts(data, is_last);
+}
+EXPORT_KERNEL(fine_last_block)
+
+KERNEL last_block_without_a_fence(float* data) {
+    write_part(data);
+    __syncthreads();
+    const int last = threadIdx.x == 0 ? atomicInc(ticket_of(data), 1) == 1 : 0;
+    if (threadIdx.x == 0) __threadfence();
+    const bool is_last = __syncthreads_or(last) != 0;
+    if (threadIdx.x < 64) add_parts(data, is_last);
+}
+EXPORT_KERNEL(last_block_without_a_fence)
+
+KERNEL last_block_without_a_fence_behind(float* data) {
+    write_part(data);
+    __syncthreads();
+    if (threadIdx.x == 0) __threadfence();
+    const int last = threadIdx.x == 0 ? atomicInc(ticket_of(data), 1) == 1 : 0;
+    const bool is_last = __syncthreads_or(last) != 0;
+    if (threadIdx.x < 64) add_parts(data, is_last);
+}
+EXPORT_KERNEL(last_block_without_a_fence_behind)
+
+KERNEL last_block_without_a_barrier(float* data) {
+    write_part(data);
+    int last = 0;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(ticket_of(data), 1) == 1;
+        __threadfence();
+    }
+    const bool is_last = __syncthreads_or(last) != 0;
+    if (threadIdx.x < 64) add_parts(data, is_last);
+}
+EXPORT_KERNEL(last_block_without_a_barrier)
+
+KERNEL last_block_of_another_ticket(float* data) {
+    write_part(data);
+    last_of(ticket_of(data) + blockIdx.x, 2);
+    if (threadIdx.x < 64) add_parts(data, blockIdx.x == 1);
+}
+EXPORT_KERNEL(last_block_of_another_ticket)
 
 KERNEL misaligned_vector(float* data) { *reinterpret_cast<float4*>(data + 1) = make_float4(0, 0, 0, 0); }
 EXPORT_KERNEL(misaligned_vector)

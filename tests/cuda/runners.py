@@ -31,7 +31,17 @@ class Pointers:
     targets: tuple[int | None, ...]
 
 
-Argument = np.ndarray | Pointers | int | float | None
+@dataclass(frozen=True)
+class Words:
+    """u32 that are handed over by value, as the kernel's struct of so many, or (far) in global memory. The
+    first two words for each of `targets` are an address, as in Pointers."""
+
+    values: np.ndarray
+    targets: tuple[int, ...] = ()
+    far: bool = False
+
+
+Argument = np.ndarray | Pointers | Words | int | float | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,24 @@ def resolved(call: Call, address: Callable[[int], int]) -> list[Argument]:
         found = [0 if i is None else address(first + i) for i in pointers.targets]
         return read_only(np.array(found, np.uint64))
 
-    return [*(table(a) if isinstance(a, Pointers) else a for a in call.arguments), *call.reached]
+    def with_addresses(words: Words) -> Argument:
+        values = words.values.copy()
+        found = np.array([address(first + i) for i in words.targets], np.uint64)
+        values[: 2 * len(found)] = found.view(np.uint32)
+        return read_only(values) if words.far else Words(values)
+
+    def told(argument: Argument) -> Argument:
+        if isinstance(argument, Pointers):
+            return table(argument)
+        return with_addresses(argument) if isinstance(argument, Words) else argument
+
+    return [*map(told, call.arguments), *call.reached]
+
+
+def made_arrays(call: Call, values: Sequence[Argument]) -> list[int]:
+    """Indices of the arguments that became arrays when addresses were known."""
+    made = zip(call.arguments, values, strict=False)
+    return [i for i, (a, v) in enumerate(made) if isinstance(v, np.ndarray) and not isinstance(a, np.ndarray)]
 
 
 def read_only(array: Any) -> np.ndarray:
@@ -79,8 +106,9 @@ def source_of(file: str) -> KernelSource:
     local = HERE / f"{file}.cu"
     if not local.is_file():
         return kernel_source(file)
-    header = (kernel_folder() / "device.cuh").read_text(encoding="utf-8")
-    return KernelSource(local.name, local.read_text(encoding="utf-8"), {"device.cuh": header})
+    headers = ("device.cuh", "last_block.cuh")
+    texts = {name: (kernel_folder() / name).read_text(encoding="utf-8") for name in headers}
+    return KernelSource(local.name, local.read_text(encoding="utf-8"), texts)
 
 
 class EmulatedRunner:
@@ -100,7 +128,7 @@ class EmulatedRunner:
         buffers = [Padded(i, a) for i, a in enumerate(everything) if isinstance(a, np.ndarray)]
         by_index = {buffer.index: buffer for buffer in buffers}
         values = resolved(call, lambda i: by_index[i].range.address)
-        tables = [Padded(i, values[i]) for i, a in enumerate(call.arguments) if isinstance(a, Pointers)]
+        tables = [Padded(i, values[i]) for i in made_arrays(call, values)]
         buffers += tables
         by_index |= {buffer.index: buffer for buffer in tables}
         arguments = [_argument(i, a, by_index) for i, a in enumerate(values[: len(call.arguments)])]
@@ -133,4 +161,6 @@ def _argument(index: int, value: Argument, buffers: dict[int, Padded]) -> Any:
         return ctypes.c_void_p(0)
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p(buffers[index].range.address)
+    if isinstance(value, Words):
+        return (ctypes.c_uint32 * len(value.values))(*value.values.tolist())
     return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)

@@ -33,17 +33,26 @@ PLANTED = {
     "write_under_a_reader_of_another_block": RACE + ".*another block",
     "sum_without_atomics": RACE,
     "read_beside_atomics": RACE + "|no barrier",
+    **dict.fromkeys(
+        (
+            "last_block_without_a_fence",
+            "last_block_without_a_fence_behind",
+            "last_block_without_a_barrier",
+            "last_block_of_another_ticket",
+        ),
+        RACE + ".*another block",
+    ),
     "misaligned_vector": "misaligned",
     "copy_not_waited_for": "before the copy was waited for",
     "copy_waited_for_too_little": "before the copy was waited for",
     "copy_left_at_exit": "never waited for",
     "copy_of_another_thread": "before the copy was waited for|uninitialised|" + RACE,
 }
-FINE = ("fine_syncwarp", "fine_atomics", "fine_copy")
+FINE = ("fine_syncwarp", "fine_atomics", "fine_copy", "fine_last_block")
 
 
 def call_of(entry: str) -> Call:
-    copies, blocks = "copy" in entry, 2 if "another_block" in entry else 1
+    copies, blocks = "copy" in entry, 2 if "another_block" in entry or "last_block" in entry else 1
     floats = 256 if copies or blocks == 2 else 128
     return Call("planted", entry, (blocks,), 32 if copies else 128, 512, (np.zeros(floats, np.float32),))
 

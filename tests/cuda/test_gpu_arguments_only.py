@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strata.backends.cuda.kernels import NULL, GpuLoader
-from strata.device.base import Launch, Work
+from strata.device.base import ByValue, Launch, Work
 from strata.device.buffers import Allocation
 
 
@@ -54,10 +54,14 @@ def test_a_launch_gets_scalars_of_the_right_size(monkeypatch: pytest.MonkeyPatch
     kernel = loader.kernel("add", "add")
     loader.kernel("add", "add")
     buffer = Allocation(1 << 40, 64, "device", "x").whole()
-    launch = Launch(kernel, (), (), Work(), (buffer, NULL, 7, 0.5), (3, 1, 1), (256, 1, 1), 128)
+    launch = Launch(
+        kernel, (), (), Work(), (buffer, NULL, 7, 0.5, ByValue(bytes(range(12)))), (3, 1, 1), (256, 1, 1), 128
+    )
     kernel.run(launch, 99)
     assert len(cupy.loaded) == 1 and cupy.loaded[0].endswith(".cubin")
     stream, (name, grid, block, arguments, shared, most) = cupy.calls
     assert stream == ("stream", 99) and (name, grid, block, shared) == ("add", (3, 1, 1), (256, 1, 1), 128)
+    *arguments, struct = arguments
+    assert (struct.size, struct.itemsize, struct.tobytes()) == (1, 12, bytes(range(12)))
     assert [type(value) for value in arguments] == [np.uint64, np.uint64, np.int32, np.float32]
     assert [int(value) for value in arguments[:3]] == [1 << 40, 0, 7] and most == 99 << 10

@@ -12,6 +12,7 @@ import cases_heads
 import cases_linear
 import cases_linear_prefill
 import cases_norm
+import cases_norm_route
 import cases_prefill
 import cases_router
 import cases_verify
@@ -39,6 +40,7 @@ ALL = [
     *cases_wide.CASES,
     *cases_heads.CASES,
     *cases_router.CASES,
+    *cases_norm_route.CASES,
     *cases_head_topk.CASES,
     *cases_verify.CASES,
 ]

@@ -57,6 +57,8 @@ class FakeRuntime:
             if name in ("streamCreateWithFlags", "eventCreateWithFlags"):
                 return 1000 + len(self.calls)
             answers = {
+                "streamEndCapture": 71,
+                "graphInstantiate": 72,
                 "getDeviceCount": self.devices,
                 "deviceGetAttribute": self.attribute,
                 "memGetInfo": (700, 900),
@@ -308,6 +310,35 @@ def test_a_kernel_gets_its_launch_and_the_raw_stream(device: CudaDevice) -> None
     launch, stream = Launch(kernel, grid=(3, 1, 1)), device.stream("s")
     device.launch(launch, stream)
     assert seen == [(launch, stream.handle)]
+
+
+def test_a_graph_is_captured_once_and_launched(device: CudaDevice, runtime: FakeRuntime) -> None:
+    seen = []
+    kernel = SimpleNamespace(name="k", run=lambda launch, stream: runtime.calls.append(("k", stream)))
+    stream = device.stream("s")
+    runtime.calls.clear()
+    graph = device.capture([Launch(kernel), Launch(kernel)], stream)
+    device.replay(graph, stream, lambda: seen.append("asked") or [])  # type: ignore[func-returns-value]
+    device.free_graph(graph)
+    kept = device.capture([], stream)
+    device.close()
+    handle = stream.handle
+    begun, ended = ("streamBeginCapture", handle), ("streamEndCapture", handle)
+    made = [("graphInstantiate", 71), ("graphDestroy", 71)]
+    expected = [begun, ("k", handle), ("k", handle), ended, *made, ("graphLaunch", 72, handle)]
+    freed = ("graphExecDestroy", 72)
+    expected += [freed, begun, ended, *made, ("deviceSynchronize",), freed]
+    assert runtime.calls[: len(expected)] == expected and not seen
+    assert (len(graph.launches), len(kept.launches)) == (2, 0)
+
+
+def test_a_capture_that_fails_ends(device: CudaDevice, runtime: FakeRuntime) -> None:
+    def fails(launch: Launch, stream: int) -> None:
+        raise ValueError("no such kernel")
+
+    with pytest.raises(ValueError, match="no such kernel"):
+        device.capture([Launch(SimpleNamespace(name="k", run=fails))], device.stream("s"))
+    assert runtime.calls[-1][0] == "streamEndCapture"
 
 
 def test_the_host_sees_the_memory_itself(device: CudaDevice) -> None:

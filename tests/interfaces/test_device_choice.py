@@ -36,6 +36,7 @@ def test_the_demo_runs_on_cuda_kernels_from_the_command_line(strata: Any) -> Non
 def test_what_is_made_is_what_was_asked_for() -> None:
     config = load_config(DEMO, [Override.parse(pair) for pair in (*EMULATED, "model.context=64")])
     backend: Any = open_model(config).engine.decoder.backend
+    assert not backend.options.graphs
     assert isinstance(backend.kernels, CudaKernels) and backend.device.name == "emulated"
 
 
@@ -61,4 +62,13 @@ def test_int8_activations_without_kernels_of_a_card(use: str) -> None:
     pairs = (f"device.use={use}", "device.activations=int8")
     config = load_config(DEMO, [Override.parse(pair) for pair in pairs])
     with pytest.raises(ConfigError, match=r"(?s)device\.activations is int8 .*backend\.activations"):
+        device_run(config, remembered_machine())
+
+
+def test_graphs_are_of_cuda_kernels() -> None:
+    asked = [Override.parse(pair) for pair in (*EMULATED, "device.graphs=on")]
+    run = device_run(load_config(DEMO, asked), remembered_machine())
+    assert run is not None and run.graphs
+    config = load_config(DEMO, [*asked, Override.parse("device.kernels=host")])
+    with pytest.raises(ConfigError, match=r"device\.graphs is on .*device\.kernels is host"):
         device_run(config, remembered_machine())

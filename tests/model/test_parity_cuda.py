@@ -1,4 +1,7 @@
-"""The CUDA kernels in the emulator against the cpu backend: the same greedy text, for every architecture."""
+"""The CUDA kernels in the emulator against the cpu backend: the same greedy text, for every architecture.
+
+Layers are launched as graphs, so that every replay is compared with what would have been launched; the demo
+models of tests/cuda/test_cuda_kernel_set.py go without."""
 
 from __future__ import annotations
 
@@ -54,6 +57,7 @@ def cuda(cpu: CpuBackend, store: Store, seed: int) -> HybridBackend:
         blocks=8,
         stream_experts=2,
         locks=LockOptions(None),
+        graphs=True,
         simulated=SPEEDS,
     )
     device = EmulatedDevice(replace(ROUND, memory_bytes=64 << 20), seed=seed)
@@ -84,6 +88,7 @@ def test_greedy_text_is_that_of_the_cpu_backend(case: str, tmp_path: Path) -> No
     cpu = CpuBackend(threads=1, activations="f32")
     backend = cuda(cpu, store, seed=len(case))
     assert greedy(store, backend) == greedy(store, cpu)
+    assert 0 < backend.graphs.captured < backend.graphs.replayed
     backend.check_integrity()
     backend.close()
     backend.device.close()

@@ -22,6 +22,8 @@ from strata.plan.activations import SPLIT_BLOCKS
 
 HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 128), (192, 256), (576, 512)
 """Elements of heads that csrc/cuda has kernels for; of keys and values of latent attention."""
+WITH_TICKETS = ("attention_decode", "attention_decode_dims")
+"""Files whose kernels can join what splits leave. Of wide heads they have no register left for that."""
 PAGE_DTYPES = ("int8", "bf16")
 """Not f32: tensor cores would round what they read to 16 bits, which is what bf16 pages hold."""
 
@@ -212,7 +214,7 @@ def _by_tiles(
         shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count, splits)
         first_row = whole.places.batch.sequences[tiles.sequences[0]].first_row
         arguments = (splits, first_row, float(whole.call.scale))
-    return _attending(whole, tiles, shape, arguments, partial, sinks, out)
+    return _attending(whole, tiles, shape, arguments, _Results(out, partial), sinks)
 
 
 def _decode(
@@ -223,10 +225,14 @@ def _decode(
     longest = max(s.start + s.count for s in sequences)
     splits = launch_shapes.attention_splits(longest, whole.groups * tiles.count)
     if splits == 1:
-        yield _by_rows(whole, tiles, 1, None, sinks, out)
+        yield _by_rows(whole, tiles, 1, _Results(out), sinks)
         return
     partial = scratch.take(tiles.count * heads * splits * (dim + 2) * 4, "partial attention")
-    yield _by_rows(whole, tiles, splits, partial, None, out)
+    tickets = None if whole.wide else whole.launcher.tickets_for(whole.groups * tiles.count)
+    if tickets is not None:
+        yield _by_rows(whole, tiles, splits, _Results(out, partial, tickets), sinks)
+        return
+    yield _by_rows(whole, tiles, splits, _Results(out, partial), None)
     yield _join(whole, tiles, splits, partial, sinks, out)
 
 
@@ -241,17 +247,41 @@ def _join(
     return whole.launcher.make(shape, joined, reads, (out.buffer,))
 
 
-def _by_rows(
-    whole: _Call, tiles: Tiles, splits: int, partial: Buffer | None, sinks: Matrix | None, out: Matrix
-) -> Launch:
-    """partial: where splits leave their part; None: one split finishes the results."""
+def _by_rows(whole: _Call, tiles: Tiles, splits: int, results: _Results, sinks: Matrix | None) -> Launch:
     spec, scale, heads = whole.spec, float(whole.call.scale), whole.call.heads
     if whole.wide:
         shape = whole.wide_shape(tiles, splits)
     else:
         geometry = (spec.dtype, spec.key_dim, heads, spec.kv_heads)
         shape = launch_shapes.attention_decode(*geometry, tiles.count, splits)
-    return _attending(whole, tiles, shape, (splits, scale), partial, sinks, out)
+    return _attending(whole, tiles, shape, (splits, scale), results, sinks)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Where results go. partial: where splits leave their part; None: one split finishes the results.
+    tickets: with which the last of the splits joins them; None: another kernel does."""
+
+    out: Matrix
+    partial: Buffer | None = None
+    tickets: Buffer | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether `out` is written."""
+        return self.partial is None or self.tickets is not None
+
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """What the kernel writes."""
+        out = (self.out.buffer,) if self.finished else ()
+        return (*out, *(buffer for buffer in (self.partial, self.tickets) if buffer is not None))
+
+    @property
+    def kept(self) -> tuple[Buffer, ...]:
+        """What of that it does not write whole: rows of others stay."""
+        out = (self.out.buffer,) if self.finished else ()
+        return out if self.tickets is None else (*out, self.tickets)
 
 
 def _attending(
@@ -259,19 +289,20 @@ def _attending(
     tiles: Tiles,
     shape: launch_shapes.LaunchShape,
     last: tuple[Operand, ...],
-    partial: Buffer | None,
+    results: _Results,
     sinks: Matrix | None,
-    out: Matrix,
 ) -> Launch:
     """last: arguments behind those that all kernels of attention share."""
     inputs = (whole.q.buffer, whole.places.table, tiles.table)
-    outputs = (NULL, out.buffer) if partial is None else (partial, NULL)
+    outputs: list[Operand] = [
+        NULL if results.partial is None else results.partial,
+        results.out.buffer if results.finished else NULL,
+    ]
+    if shape.file in WITH_TICKETS:
+        outputs.append(NULL if results.tickets is None else results.tickets)
     arguments: tuple[Operand, ...] = (*inputs, or_null(sinks), *outputs, *whole.geometry(), *last)
-    reads = (*inputs, *_if_there(sinks), *whole.seen(tiles))
-    if partial is None:
-        reads = (*reads, out.buffer)  # rows of others stay
-    written = out.buffer if partial is None else partial
-    return whole.launcher.make(shape, arguments, reads, (written,), whole.macs(tiles))
+    reads = (*inputs, *_if_there(sinks), *whole.seen(tiles), *results.kept)
+    return whole.launcher.make(shape, arguments, reads, results.written, whole.macs(tiles))
 
 
 def _if_there(matrix: Matrix | None) -> tuple[Buffer, ...]:

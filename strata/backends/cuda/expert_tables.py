@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.hybrid.kernel_set import ExpertGroup
-from strata.device.base import Buffer
+from strata.device.base import Buffer, ByValue
+
+NEAR_WORDS = 256
+"""csrc/cuda/expert_words.cuh: tables of so many words come with the launch itself."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class Tables:
         ]
         words = np.concatenate([part.view(np.uint32) for part in parts])
         return cls(words, tuple(len(part) for part in parts), tuple(counts))
+
+    def near(self) -> ByValue | None:
+        """All tables as a struct, None when they do not fit."""
+        if len(self.words) > NEAR_WORDS:
+            return None
+        return ByValue(self.words.tobytes().ljust(4 * NEAR_WORDS, b"\0"))
 
     def slices(self, buffer: Buffer) -> list[Buffer]:
         """Each table's range; an empty one is given the word behind it."""

@@ -11,6 +11,7 @@ from strata.backends.cuda.head import topk_launches, verify_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
 from strata.backends.cuda.linear import linear_launches, require_heads
+from strata.backends.cuda.norms import ROUTED_ROWS, norm_and_route, norm_launch, router_rules
 from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
 from strata.backends.hybrid.attention_steps import attention_in_steps
@@ -19,9 +20,12 @@ from strata.backends.hybrid.kernel_set import (
     HeadColumns,
     KvPlaces,
     Launches,
+    NormOf,
     Projections,
+    RouterOnDevice,
     SumInto,
 )
+from strata.backends.hybrid.route_steps import route_in_steps
 from strata.backends.parts import AttentionCall, Gating
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
@@ -36,12 +40,13 @@ class CudaKernels:
         self._attention = CudaAttention(self._launcher)
         self._prefill = prefill or PrefillChoice()
 
+    def use_tickets(self, tickets: Buffer) -> None:
+        """For kernels whose last block joins what the others made."""
+        self._launcher.tickets = tickets
+
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """One launch."""
-        require_multiple("rms_norm", "columns", weight.cols, 4)
-        shape = launch_shapes.rms_norm(x.rows * (x.cols // weight.cols), weight.cols)
-        arguments = (x.buffer, NULL, weight.buffer, out.buffer, NULL, NULL, NULL, weight.cols, 1.0, eps)
-        yield self._launcher.make(shape, arguments, (x.buffer, weight.buffer), (out.buffer,))
+        yield norm_launch(self._launcher, x, NormOf(weight, eps), out)
 
     def add(self, residual: Matrix, branch: Matrix, scale: float) -> Launches:
         """One launch."""
@@ -57,10 +62,16 @@ class CudaKernels:
         yield self._launcher.make(shape, arguments, (gate.buffer, x.buffer), (x.buffer,))
 
     def linear(
-        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
+        self,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """One launch, or two for a prompt."""
-        return linear_launches(self._launcher, x, weight, bias, out, 0, scratch, self._prefill)
+        """One launch, or two for a prompt, three with a norm."""
+        return self._linear(x, weight, bias, out, scratch, norm=norm)
 
     def head_linear(
         self, x: Matrix, weight: PackedOnDevice, heads: int, out: Matrix, scratch: Arena
@@ -90,8 +101,10 @@ class CudaKernels:
         scratch: Arena,
         heads: int = 0,
         add: float | None = None,
+        norm: NormOf | None = None,
     ) -> Iterator[Launch]:
-        return linear_launches(self._launcher, x, weight, bias, out, heads, scratch, self._prefill, add)
+        choice = self._prefill
+        return linear_launches(self._launcher, x, weight, bias, out, heads, scratch, choice, add, norm)
 
     def plain_linear(self, x: Matrix, matrix: Matrix, bias: Matrix | None, out: Matrix) -> Launches:
         """One launch."""
@@ -149,7 +162,7 @@ class CudaKernels:
         out: Matrix,
         scratch: Arena,
     ) -> Launches:
-        """Append, attend and join: two launches, four for a batch of prompts and single rows."""
+        """Append, attend: two launches, four for a batch of split prompts and single rows."""
         return self._attention.launches(q, k, v, places, call, sinks, out, scratch)
 
     def attention_of(
@@ -171,20 +184,21 @@ class CudaKernels:
     ) -> Launches:
         """One launch."""
         shape = launch_shapes.route(logits.rows, spec.experts, spec.top_k, spec.groups)
-        score = launch_shapes.ROUTER_SCORES[spec.score]
-        groups = (spec.groups, spec.top_groups, int(spec.group_score == "top2"))
-        numbers = (
-            spec.experts,
-            spec.top_k,
-            score,
-            *groups,
-            int(spec.normalize),
-            spec.normalize_eps,
-            spec.scale,
-        )
         outputs = (routes.ids.buffer, routes.weights.buffer)
-        arguments = (logits.buffer, or_null(select_bias), *outputs, *numbers)
+        arguments = (logits.buffer, or_null(select_bias), *outputs, *router_rules(spec))
         yield self._launcher.make(shape, arguments, (logits.buffer, *_buffers(select_bias)), outputs)
+
+    def norm_and_route(
+        self,
+        x: Matrix,
+        hidden: Matrix | None,
+        router: RouterOnDevice,
+        scratch: Arena,
+    ) -> Launches:
+        """One launch; three for the rows of a prompt."""
+        if x.rows > ROUTED_ROWS:
+            return route_in_steps(self, x, hidden, router, scratch)
+        return norm_and_route(self._launcher, x, hidden, router, scratch)
 
     def head_topk(
         self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
@@ -219,9 +233,10 @@ class CudaKernels:
         gating: Gating,
         scale: float,
         scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """As many as `ffn`."""
-        return self._ffn(x, gate_up, down, gating, residual, scratch, scale)
+        """As many as `ffn`, and one for the norm of a prompt."""
+        return self._ffn(x, gate_up, down, gating, residual, scratch, scale, norm)
 
     def _ffn(
         self,
@@ -232,10 +247,11 @@ class CudaKernels:
         out: Matrix,
         scratch: Arena,
         add: float | None = None,
+        norm: NormOf | None = None,
     ) -> Iterator[Launch]:
         width, rows = down.shape.cols, x.rows
         both = Matrix(scratch.take(rows * gate_up.shape.rows * 4, "gate and up"), rows, gate_up.shape.rows)
-        yield from self.linear(x, gate_up, None, both, scratch)
+        yield from self._linear(x, gate_up, None, both, scratch, norm=norm)
         hidden = Matrix(scratch.take(rows * width * 4, "hidden"), rows, width)
         kind = launch_shapes.GATING_KINDS[gating.kind]
         arguments = (both.buffer, hidden.buffer, width, kind, gating.alpha, gating.limit)
@@ -246,7 +262,8 @@ class CudaKernels:
     def experts(
         self, x: Matrix, routes: DeviceRoutes, group: ExpertGroup, into: SumInto, scratch: Arena
     ) -> Launches:
-        """Four launches: tables to the device, gate_up, down, the weighted sum; a prompt is packed first."""
+        """Two launches: gate_up, then down and the weighted sum; one before them for tables of more than
+        NEAR_WORDS words; five for a prompt, which is packed first and whose sum is alone."""
         return expert_launches(self._launcher, x, group, into, scratch, self._prefill)
 
 

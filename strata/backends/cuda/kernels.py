@@ -11,7 +11,7 @@ from strata.backends.cuda.compile_cache import CompileCache
 from strata.backends.cuda.emulator import EmulatedKernels, GlobalBuffer, build_emulated
 from strata.backends.cuda.nvrtc import load_nvrtc
 from strata.backends.cuda.sources import KernelSource, kernel_source
-from strata.device.base import Buffer, Kernel, Launch
+from strata.device.base import Buffer, ByValue, Kernel, Launch
 
 Sources = Callable[[str], KernelSource]
 
@@ -99,7 +99,9 @@ class GpuLoader:
         return GpuKernel(entry, function, self._cupy.cuda)
 
 
-def _emulated(value: Buffer | int | float) -> Any:
+def _emulated(value: Buffer | ByValue | int | float) -> Any:
+    if isinstance(value, ByValue):
+        return (ctypes.c_uint8 * len(value.data)).from_buffer_copy(value.data)
     if isinstance(value, Buffer):
         return ctypes.c_void_p(value.address)
     if isinstance(value, Address):
@@ -107,10 +109,12 @@ def _emulated(value: Buffer | int | float) -> Any:
     return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)
 
 
-def _native(value: Buffer | int | float) -> Any:
-    """cupy takes numpy's scalars by their size; a pointer is a u64."""
+def _native(value: Buffer | ByValue | int | float) -> Any:
+    """cupy takes numpy's scalars by their size, an array of one element as a struct; a pointer is a u64."""
     import numpy as np
 
+    if isinstance(value, ByValue):
+        return np.frombuffer(value.data, f"V{len(value.data)}")
     if isinstance(value, Buffer):
         return np.uint64(value.address)
     if isinstance(value, Address):

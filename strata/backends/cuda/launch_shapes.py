@@ -43,13 +43,16 @@ def row_blocks_per_block(row_blocks: int, tokens: int) -> int:
     return wanted
 
 
-def linear(fmt: str, rows: int, tokens: int, per_block: int | None = None) -> LaunchShape:
-    """per_block: row blocks of one block, chosen when None."""
+def linear(
+    fmt: str, rows: int, tokens: int, per_block: int | None = None, normed: bool = False
+) -> LaunchShape:
+    """per_block: row blocks of one block, chosen when None. normed: the rows' norm is part of it."""
     row_blocks, tiles = -(-rows // 16), 1 if tokens <= TILE_TOKENS else 2
     per_block = per_block or row_blocks_per_block(row_blocks, tokens)
     grid = (-(-row_blocks // per_block), -(-tokens // (tiles * TILE_TOKENS)), 1)
     entry = f"linear_{fmt}_{tiles}"
-    return LaunchShape("linear", entry, grid, TILE_WARPS * WARP, partial_sums_bytes(tiles))
+    squares = tiles * TILE_TOKENS * TILE_WARPS * 4 if normed else 0
+    return LaunchShape("linear", entry, grid, TILE_WARPS * WARP, partial_sums_bytes(tiles) + squares)
 
 
 def expert_gate_up(fmt: str, blocks: int, experts: int, most_tokens: int) -> LaunchShape:
@@ -90,7 +93,7 @@ def attention_splits(longest: int, blocks: int) -> int:
 def attention_decode(dtype: str, dim: int, heads: int, kv_heads: int, tiles: int, splits: int) -> LaunchShape:
     """dtype: of the pages, int8 or bf16; tiles: rows that take part."""
     groups = kv_heads * -(-heads // kv_heads // ATTENTION_QUERIES)
-    floats = ATTENTION_WARPS * ATTENTION_QUERIES * (dim + 4 + 2)
+    floats = max(ATTENTION_WARPS * ATTENTION_QUERIES * (dim + 4 + 2), ATTENTION_QUERIES * splits)
     file, entry = _by_head("attention_decode", dtype, dim)
     return LaunchShape(file, entry, (splits, groups, tiles), ATTENTION_WARPS * WARP, floats * 4)
 
@@ -162,6 +165,17 @@ ROUTER_SCORES = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2}
 def route(rows: int, experts: int, top_k: int, groups: int) -> LaunchShape:
     """One warp per row."""
     return LaunchShape("router", "route", (rows, 1, 1), WARP, (2 * experts + top_k + 2 * groups) * 4)
+
+
+ROUTER_ROWS, ROUTER_WARPS = 8, 4
+"""csrc/cuda/norm_route.cu: rows of a tile; warps of a block, each of which takes an expert."""
+
+
+def norm_route(rows: int, experts: int, top_k: int, groups: int) -> LaunchShape:
+    """One warp per expert and eight rows."""
+    grid = (-(-experts // ROUTER_WARPS), -(-rows // ROUTER_ROWS), 1)
+    shared = ROUTER_WARPS * (2 * experts + top_k + 2 * groups) * 4
+    return LaunchShape("norm_route", "norm_route", grid, ROUTER_WARPS * WARP, shared)
 
 
 VALUE_KINDS = {"int4": 0, "e2m1": 1, "int8": 2, "bf16": 3, "f16": 4}

@@ -8,17 +8,24 @@ from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launch_shapes import LaunchShape
 from strata.backends.hybrid.arrays import Matrix
 from strata.backends.hybrid.kernel_set import work_of
-from strata.device.base import Buffer, Launch
+from strata.device.base import Buffer, ByValue, Launch
 from strata.errors import UnsupportedError
 
-Operand = Buffer | int | float
+Operand = Buffer | ByValue | int | float
 
 
 class Launcher:
-    """Makes launches of kernels that a loader gives."""
+    """Makes launches of kernels that a loader gives. tickets: see `KernelSet.use_tickets`."""
 
     def __init__(self, loader: KernelLoader) -> None:
         self._loader = loader
+        self.tickets: Buffer | None = None
+
+    def tickets_for(self, count: int) -> Buffer | None:
+        """The first `count`, None when there are not so many."""
+        if self.tickets is None or 4 * count > self.tickets.nbytes:
+            return None
+        return self.tickets.slice(0, 4 * count)
 
     def make(
         self,

@@ -8,8 +8,10 @@ from math import gcd
 from strata.backends.cuda import launch_shapes, prefill_shapes
 from strata.backends.cuda.kernels import NULL
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
+from strata.backends.cuda.norms import norm_launch
 from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import Matrix, PackedOnDevice
+from strata.backends.hybrid.kernel_set import NormOf
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.store.formats import ROW_BLOCK, UNIT_COLS
@@ -25,24 +27,33 @@ def linear_launches(
     scratch: Arena,
     choice: PrefillChoice,
     add: float | None = None,
+    norm: NormOf | None = None,
 ) -> Iterator[Launch]:
-    """One launch, or two for a prompt. heads: one small matrix per head, 0 for one matrix. add: what the
-    product is scaled by before it joins `out`; None: it becomes `out`."""
+    """One launch, or two for a prompt, and one more for the norm of one. heads: one small matrix per head, 0
+    for one matrix. add: what the product is scaled by before it joins `out`; None: it becomes `out`."""
     packed = weight.shape
     require_multiple("linear", "columns", packed.cols, 8)
-    if choice.int8 and packed.format.name == "w8" and not heads:
+    in_int8 = choice.int8 and packed.format.name == "w8" and not heads
+    for_prompts = choice.linear(packed.nbytes, packed.cols * max(heads, 1), x.rows)
+    if norm is not None and (in_int8 or for_prompts):
+        normed = Matrix(scratch.take(x.rows * x.cols * 4, "normed rows"), x.rows, x.cols)
+        yield norm_launch(launcher, x, norm, normed)
+        x, norm = normed, None
+    if in_int8:
         yield from _w8a8(launcher, x, weight, bias, out, scratch, choice, add)
         return
-    if choice.linear(packed.nbytes, packed.cols * max(heads, 1), x.rows):
+    if for_prompts:
         yield from _prefill(launcher, x, weight, bias, out, heads, scratch, add)
         return
     head_rows = packed.rows // heads if heads else 0
     per_block = 1 if heads else launch_shapes.row_blocks_per_block(packed.blocks, x.rows)
-    shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block)
+    shape = launch_shapes.linear(packed.format.name, packed.rows, x.rows, per_block, norm is not None)
     units = packed.padded_cols // UNIT_COLS
     sizes = (packed.rows, packed.cols, units, x.rows, per_block, x.cols, head_rows)
-    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, *_joins(add))
-    reads = _reads(weight, bias, x.buffer, *_kept(out, add))
+    factors = (NULL, 0.0) if norm is None else (norm.weight.buffer, norm.eps)
+    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, *_joins(add), *factors)
+    normed_by = () if norm is None else (norm.weight.buffer,)
+    reads = _reads(weight, bias, x.buffer, *_kept(out, add), *normed_by)
     yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from strata.backends.hybrid.expert_groups import Branch
 from strata.backends.hybrid.expert_source import ExpertSource
 from strata.backends.hybrid.expert_stream import ExpertStream
 from strata.backends.hybrid.experts_host import ExpertCall, HostShare
+from strata.backends.hybrid.graphs import LayerGraphs
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.kv_blocks import DeviceKv
 from strata.backends.hybrid.kv_stream import StreamedKv
@@ -36,7 +38,6 @@ from strata.backends.hybrid.stream_buffers import StreamBuffers
 from strata.backends.parts import (
     ExpertBank,
     Experts,
-    FeedForward,
     Gating,
     Layer,
     RoutedFfn,
@@ -88,6 +89,7 @@ class HybridBackend(DeviceOps):
         self.cpu = cpu
         self.spec = spec
         self.options = options
+        self.graphs = LayerGraphs(self)
         self._static_bytes = 0
         self._step = -1
 
@@ -126,6 +128,7 @@ class HybridBackend(DeviceOps):
             )
         options, self.kv = self.options, spec
         self.memory = HybridMemory(self.device, self.spec, spec, pages, self._static_bytes, options)
+        self.kernels.use_tickets(self.memory.tickets)
         self.source = ExpertSource(self.device, options.locks)
         self.cache = self._make_cache()
         self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
@@ -168,13 +171,11 @@ class HybridBackend(DeviceOps):
             self.memory.queue.begin_layer(due)
             self.loader.settle()
             with self.memory.workspace.scope():
-                self.attend(residual, layer.attention, cache, batch)
-            with self.memory.workspace.scope():
-                if isinstance(layer.ffn, FeedForward):
-                    self.feed_forward(residual, layer.ffn)
-                else:
+                chosen = self.graphs.run(index, partial(self._to_router, residual, layer, cache, batch))
+                if chosen is not None:
                     after = layers[index + 1] if index + 1 < len(layers) else None
-                    ids = self._routed(residual, layer.ffn, after, due)
+                    assert isinstance(layer.ffn, RoutedFfn), "a dense layer has no router"
+                    ids = self._routed(residual, layer.ffn, chosen, after, due)
                     routes.ids[index], routes.used[index] = ids, len(np.unique(ids))
         self._end()
         return routes
@@ -315,6 +316,8 @@ class HybridBackend(DeviceOps):
         if self._step == 0 and self.options.heat is not None:
             self.loader.warm(self.options.heat)
         self._prepare(batch, list({layer.attention.spec.rope for layer in layers}))
+        few = self.options.graphs and batch.rows <= DECODE_TOKENS and isinstance(self._kv, DeviceKv)
+        self.graphs.begin(batch if few else None)
         counts = np.array([sequence.count for sequence in batch.sequences])
         self._decoding = np.repeat(counts <= DECODE_TOKENS, counts)
         if self.spec.experts is not None:
@@ -337,12 +340,27 @@ class HybridBackend(DeviceOps):
             self.loader.load(claim, Priority.SPECULATIVE, due)
         self.memory.queue.pump()
 
-    def _routed(self, residual: Matrix, part: RoutedFfn, after: Layer | None, due: int) -> NDArray[np.int32]:
+    def _to_router(
+        self, residual: Matrix, layer: Layer, cache: Any, batch: Batch
+    ) -> tuple[Matrix, DeviceRoutes] | None:
+        """Attention, and the router's choice for the normed rows; or attention and a dense FFN."""
+        with self.memory.workspace.scope():
+            self.attend(residual, layer.attention, cache, batch)
+        if isinstance(layer.ffn, RoutedFfn):
+            return self.norm_and_route(residual, layer.ffn.router)
+        self.feed_forward(residual, layer.ffn)
+        return None
+
+    def _routed(
+        self,
+        residual: Matrix,
+        part: RoutedFfn,
+        chosen: tuple[Matrix, DeviceRoutes],
+        after: Layer | None,
+        due: int,
+    ) -> NDArray[np.int32]:
         """residual += experts; returns the choice. The shared expert computes while the choice travels."""
-        router, experts = part.router, part.experts
-        hidden = self._normed(residual, router.norm)
-        logits = self.plain_linear(hidden, router.matrix, router.bias)
-        routes = self.route_on_device(logits, router.spec, router.select_bias)
+        (hidden, routes), experts = chosen, part.experts
         host_may_compute = self.options.misses != "fetch" and not self.flow.stream.all
         self.readback.start(routes, hidden if host_may_compute else None)
         shared = self._shared(hidden, experts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -12,7 +13,15 @@ from numpy.typing import NDArray
 
 from strata.backends.composed import ComposedOps
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector, require
-from strata.backends.hybrid.kernel_set import HeadColumns, KernelSet, KvPlaces, Launches, Projections
+from strata.backends.hybrid.kernel_set import (
+    HeadColumns,
+    KernelSet,
+    KvPlaces,
+    Launches,
+    NormOf,
+    Projections,
+    RouterOnDevice,
+)
 from strata.backends.hybrid.kv_blocks import DeviceKv
 from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.backends.hybrid.memory import HybridMemory
@@ -22,10 +31,13 @@ from strata.backends.parts import (
     FeedForward,
     Gating,
     GroupedQueryAttention,
+    LatentAttention,
+    Norm,
+    Router,
 )
 from strata.backends.rope import rope_tables
 from strata.core import Batch
-from strata.device.base import Device
+from strata.device.base import Device, Graph, Launch
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 
 PagedKv = DeviceKv | StreamedKv
@@ -48,6 +60,7 @@ class DeviceOps(ComposedOps):
         self._ropes: dict[RopeSpec, tuple[Matrix, Matrix]] = {}
         self._positions: NDArray[np.int32] | None = None
         self._page_table: tuple[Batch, Any] | None = None
+        self._recorded: list[Launch] | None = None
 
     def rms_norm(self, x: Matrix, weight: Vector, eps: float) -> Matrix:
         """Root-mean-square norm over groups of len(weight) columns."""
@@ -77,6 +90,19 @@ class DeviceOps(ComposedOps):
         with self.memory.workspace.scope() as scratch:
             self.launch(self.kernels.linear(x, packed, added, out, scratch))
         return out
+
+    def _norm_linear(self, x: Matrix, norm: Norm, weight: HybridWeight, bias: Vector | None = None) -> Matrix:
+        """linear of the norm of x, in as few launches as the kernels can."""
+        static = self.memory.static
+        packed, added = static.packed(weight), static.matrix_if(bias)
+        before = self._norm_of(norm)
+        out = self.new_matrix(x.rows, weight.rows, "linear")
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.linear(x, packed, added, out, scratch, before))
+        return out
+
+    def _norm_of(self, norm: Norm) -> NormOf:
+        return NormOf(self.memory.static.matrix(norm.weight), norm.eps)
 
     def plain_linear(self, x: Matrix, matrix: Vector, bias: Vector | None = None) -> Matrix:
         """x W^T + bias with an unpacked matrix."""
@@ -180,6 +206,18 @@ class DeviceOps(ComposedOps):
         cache.begin_layer(call.layer)
         return KvPlaces(call.layer, batch, cache, table, self.memory.uploads.pinned)
 
+    def attend(self, residual: Matrix, part: Attention, cache: PagedKv, batch: Batch) -> None:
+        """The norm is part of the product that follows, where it is one product."""
+        if isinstance(part, LatentAttention):
+            super().attend(residual, part, cache, batch)
+            return
+        qkv = self._norm_linear(residual, part.norm, part.qkv, part.qkv_bias)
+        self._add_linear(residual, self._attend_projected(qkv, part, cache, batch), part)
+
+    def logits(self, residual: Matrix, rows: NDArray[np.int32], norm: Norm, head: HybridWeight) -> Matrix:
+        """Norm and head, of the wanted rows only."""
+        return self._norm_linear(self.take_rows(residual, rows), norm, head)
+
     def _add_linear(self, residual: Matrix, mixed: Matrix, part: Attention) -> None:
         """The output projection, which joins the residual on the way."""
         static = self.memory.static
@@ -189,10 +227,11 @@ class DeviceOps(ComposedOps):
 
     def feed_forward(self, residual: Matrix, part: FeedForward) -> None:
         """Norm and FFN, whose last product joins the residual on the way."""
-        hidden, static, ffn = self._normed(residual, part.norm), self.memory.static, part.ffn
+        static, ffn, norm = self.memory.static, part.ffn, self._norm_of(part.norm)
         weights = static.packed(ffn.gate_up), static.packed(ffn.down)
+        gating, scale = ffn.gating, part.scale
         with self.memory.workspace.scope() as scratch:
-            self.launch(self.kernels.add_ffn(residual, hidden, *weights, ffn.gating, part.scale, scratch))
+            self.launch(self.kernels.add_ffn(residual, residual, *weights, gating, scale, scratch, norm))
 
     def ffn(self, x: Matrix, gate_up: HybridWeight, down: HybridWeight, width: int, gating: Gating) -> Matrix:
         """Dense gated FFN."""
@@ -212,14 +251,52 @@ class DeviceOps(ComposedOps):
         self.launch(self.kernels.route(logits, spec, bias, routes))
         return routes
 
+    def norm_and_route(self, residual: Matrix, router: Router) -> tuple[Matrix, DeviceRoutes]:
+        """The rows, normed, and what the router chooses for them."""
+        hidden = self.new_matrix(residual.rows, residual.cols, "hidden")
+        return hidden, self._routed_by(residual, router, hidden)
+
+    def guess_routes(self, residual: Matrix, router: Router) -> DeviceRoutes:
+        """What the router would choose for rows that are not yet ready for it."""
+        return self._routed_by(residual, router, None)
+
+    def _routed_by(self, residual: Matrix, router: Router, hidden: Matrix | None) -> DeviceRoutes:
+        spec, static = router.spec, self.memory.static
+        ids, weights = (
+            self.new_matrix(residual.rows, spec.top_k, what) for what in ("expert ids", "weights")
+        )
+        matrix, bias = static.matrix(router.matrix), static.matrix_if(router.bias)
+        select_bias, routes = static.matrix_if(router.select_bias), DeviceRoutes(ids, weights)
+        given = RouterOnDevice(spec, self._norm_of(router.norm), matrix, bias, select_bias, routes)
+        with self.memory.workspace.scope() as scratch:
+            self.launch(self.kernels.norm_and_route(residual, hidden, given, scratch))
+        return routes
+
     def new_matrix(self, rows: int, cols: int, what: str) -> Matrix:
         """Room in the workspace, until the scope at hand ends."""
         return Matrix(self.memory.workspace.take(rows * cols * 4, what), rows, cols)
 
     def launch(self, launches: Launches) -> None:
-        """Enqueue on the compute stream."""
+        """Enqueue on the compute stream, or record."""
         for launch in launches:
-            self.device.launch(replace(launch, label=self.label), self.memory.compute)
+            made = replace(launch, label=self.label)
+            if self._recorded is None:
+                self.device.launch(made, self.memory.compute)
+            else:
+                self._recorded.append(made)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Launch]]:
+        """Launches inside are listed and not enqueued."""
+        self._recorded = found = list[Launch]()
+        try:
+            yield found
+        finally:
+            self._recorded = None
+
+    def replay(self, graph: Graph, now: Callable[[], Sequence[Launch]]) -> None:
+        """Enqueue a graph on the compute stream; now: see `Device.replay`."""
+        self.device.replay(graph, self.memory.compute, now, self.label)
 
     def _prepare(self, batch: Batch, ropes: Sequence[RopeSpec]) -> None:
         """Tables that all layers of a pass share."""

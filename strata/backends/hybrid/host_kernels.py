@@ -23,10 +23,13 @@ from strata.backends.hybrid.kernel_set import (
     HeadColumns,
     KvPlaces,
     Launches,
+    NormOf,
     Projections,
+    RouterOnDevice,
     SumInto,
     work_of,
 )
+from strata.backends.hybrid.route_steps import route_in_steps
 from strata.backends.parts import AttentionCall, Gating
 from strata.device.base import Buffer, Launch, Work
 from strata.device.buffers import Bytes
@@ -47,6 +50,9 @@ class HostKernels:
         self.backend = cpu
         self._ops, self._cpu = cpu.ops, cpu.cpu
         self._attention = HostAttention(cpu)
+
+    def use_tickets(self, tickets: Buffer) -> None:
+        """Not needed: there are no blocks."""
 
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """One launch."""
@@ -73,9 +79,19 @@ class HostKernels:
         yield _launch("scale_by_sigmoid", compute, (gate.buffer, x.buffer), (x.buffer,))
 
     def linear(
-        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
+        self,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """One launch."""
+        """One launch, and one before it for a norm."""
+        if norm is not None:
+            normed = _like(x, scratch)
+            yield from self.rms_norm(x, *norm, normed)
+            x = normed
 
         def compute(reads: Views, writes: Views) -> None:
             values, packed = _f32(reads[0], x), self._packed(reads[1], weight.shape)
@@ -206,6 +222,16 @@ class HostKernels:
         reads = (logits.buffer, *_buffers(select_bias))
         yield _launch("route", compute, reads, (routes.ids.buffer, routes.weights.buffer))
 
+    def norm_and_route(
+        self,
+        x: Matrix,
+        hidden: Matrix | None,
+        router: RouterOnDevice,
+        scratch: Arena,
+    ) -> Launches:
+        """Three launches."""
+        return route_in_steps(self, x, hidden, router, scratch)
+
     def head_topk(
         self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
     ) -> Launches:
@@ -273,8 +299,13 @@ class HostKernels:
         gating: Gating,
         scale: float,
         scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """Two launches."""
+        """Two launches, and one before them for a norm."""
+        if norm is not None:
+            normed = _like(x, scratch)
+            yield from self.rms_norm(x, *norm, normed)
+            x = normed
         branch = _like(residual, scratch)
         yield from self.ffn(x, gate_up, down, gating, branch, scratch)
         yield from self.add(residual, branch, scale)

@@ -125,6 +125,24 @@ class Projections:
     eps: float
 
 
+class NormOf(NamedTuple):
+    """An RMSNorm before a product: f32 [1, columns]."""
+
+    weight: Matrix
+    eps: float
+
+
+class RouterOnDevice(NamedTuple):
+    """A router's weights, see `parts.Router`, and where its choice goes."""
+
+    spec: RouterSpec
+    norm: NormOf
+    matrix: Matrix
+    bias: Matrix | None
+    select_bias: Matrix | None
+    routes: DeviceRoutes
+
+
 class KernelSet(Protocol):
     """Launches of every op. Rules for all methods:
 
@@ -133,6 +151,11 @@ class KernelSet(Protocol):
     one call may use between them; the caller gives back what is taken. Arguments have been checked. Results
     may differ from the CPU's by rounding, but not from run to run, nor by what other rows share the batch.
     """
+
+    def use_tickets(self, tickets: Buffer) -> None:
+        """Device memory of this set: u32 that are 0 before and after each of its launches, by which blocks
+        count how many of them are done. Before the first launch."""
+        ...
 
     def rms_norm(self, x: Matrix, weight: Matrix, eps: float, out: Matrix) -> Launches:
         """As Backend.rms_norm: groups of weight.cols elements."""
@@ -147,9 +170,15 @@ class KernelSet(Protocol):
         ...
 
     def linear(
-        self, x: Matrix, weight: PackedOnDevice, bias: Matrix | None, out: Matrix, scratch: Arena
+        self,
+        x: Matrix,
+        weight: PackedOnDevice,
+        bias: Matrix | None,
+        out: Matrix,
+        scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """As Backend.linear."""
+        """As Backend.linear, of x or of what the norm makes of it."""
         ...
 
     def add_linear(
@@ -229,6 +258,18 @@ class KernelSet(Protocol):
         """As Backend.route; ids of a row best first, ties to the lowest index."""
         ...
 
+    def norm_and_route(
+        self,
+        x: Matrix,
+        hidden: Matrix | None,
+        router: RouterOnDevice,
+        scratch: Arena,
+    ) -> Launches:
+        """The router's choice for its norm of x, which becomes `hidden` where that is wanted.
+
+        See `route_steps` for a set that does one after the other."""
+        ...
+
     def head_topk(
         self, logits: Matrix, columns: int, values: Matrix, ids: Matrix, scratch: Arena
     ) -> Launches:
@@ -263,8 +304,9 @@ class KernelSet(Protocol):
         gating: Gating,
         scale: float,
         scratch: Arena,
+        norm: NormOf | None = None,
     ) -> Launches:
-        """residual += scale * ffn(x), in place."""
+        """residual += scale * ffn(x), in place; norm: as for `linear`."""
         ...
 
     def experts(

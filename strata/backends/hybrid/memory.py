@@ -10,7 +10,14 @@ from strata.backends.hybrid.uploads import StaticWeights, Uploads
 from strata.device.base import Device
 from strata.memory.regions import ALIGNMENT, DeviceRegion, RegionSizes, aligned
 from strata.memory.transfers import TransferQueue
-from strata.plan.activations import DRAFT_WORDS, PIECES_BYTES, logit_row_elements, row_elements, scratch_bytes
+from strata.plan.activations import (
+    DRAFT_WORDS,
+    PIECES_BYTES,
+    TICKETS,
+    logit_row_elements,
+    row_elements,
+    scratch_bytes,
+)
 from strata.plan.spec import ModelSpec
 
 TABLES = 8
@@ -46,6 +53,8 @@ class HybridMemory:
         self.compute = device.stream("compute")
         self.queue = TransferQueue(device, options.transfers)
         self.workspace = self.region.workspace
+        self.tickets = self.workspace.take(4 * TICKETS, "tickets")
+        device.fill(self.tickets, 0, self.compute)
         self.kv_staging = self.region.static.take(staging, "KV staging") if staging else None
         self.static = StaticWeights(device, self.region.static, self.queue, self.compute)
         self.uploads = Uploads(device, self.compute, inputs_bytes(spec, options))

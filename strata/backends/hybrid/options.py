@@ -32,6 +32,7 @@ class HybridOptions:
     token's weight with which a guessed expert is fetched ahead; above 1: none is.
     heat: what earlier runs used: the cache starts warm, in the background; it learns what decoding uses, and
     saving it is the caller's business.
+    graphs: passes of few rows launch what lies before a layer's read-back as one graph (`graphs`).
     simulated: speeds by which the host's work moves the device's clock on (the emulated one, whose time is
     not the host's).
     """
@@ -53,4 +54,5 @@ class HybridOptions:
     policy: PolicyFactory = POLICIES["lru"]
     transfers: TransferOptions = field(default_factory=lambda: TransferOptions(staging_bytes=4 << 20))
     heat: Heat | None = None
+    graphs: bool = False
     simulated: Speeds | None = None

@@ -1,7 +1,9 @@
 """Guesses: the next layer's router, asked with this layer's rows, says which experts may be needed soon.
 
-The residual changes little from layer to layer, so the guess is often right. It costs three small kernels and
-a copy of a few hundred bytes, and what it fetches crosses only when nobody else needs the bus.
+The residual changes little from layer to layer, so the guess is often right: of the demo model, which has six
+layers, 79 % of what a router chooses is guessed. (Before this layer's experts have joined, in the launch of
+this layer's router, it would be 67 %.) A guess costs a small kernel and a copy of a few hundred bytes, and
+what it fetches crosses only when nobody else needs the bus.
 """
 
 from __future__ import annotations
@@ -58,9 +60,7 @@ class Prefetcher:
         ops, now = self._ops, self._ops.device.now()
         self._interval += WEIGHT * (now - self._last_ask - self._interval)
         self._last_ask = now
-        hidden = ops.rms_norm(residual, router.norm.weight, router.norm.eps)
-        logits = ops.plain_linear(hidden, router.matrix, router.bias)
-        self._readback.start(ops.route_on_device(logits, router.spec, router.select_bias), None)
+        self._readback.start(ops.guess_routes(residual, router), None)
         self._asked = layer, due
 
     def collect(self) -> None:

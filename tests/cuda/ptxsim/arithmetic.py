@@ -11,6 +11,7 @@ from ptxsim.block import Block, Handler
 from ptxsim.parse import Instruction, PtxError, names_in
 from ptxsim.values import (
     U32,
+    U64,
     UNSIGNED,
     bf16_to_f32,
     f16_to_f32,
@@ -224,9 +225,12 @@ def extract_bits(block: Block, what: Instruction) -> None:
 
 def insert_bits(block: Block, what: Instruction) -> None:
     """bfi: the low bits of the first operand over a field of the second."""
-    source, base, start, count = (block.read(name, "u32").astype(np.int64) for name in what.operands[1:5])
-    mask = ((1 << count) - 1 << start) & 0xFFFFFFFF
-    block.write(what.operands[0], (base & ~mask | source << start & mask).astype(U32))
+    wide = "u64" if what.type == "b64" else "u32"
+    source, base = (block.read(name, wide).astype(U64) for name in what.operands[1:3])
+    start, count = (block.read(name, "u32").astype(U64) for name in what.operands[3:5])
+    one = np.uint64(1)
+    mask = (one << count) - one << start
+    block.write(what.operands[0], (base & ~mask | source << start & mask).astype(numpy_type(wide)))
 
 
 def dot4(block: Block, what: Instruction) -> None:

@@ -44,6 +44,7 @@ class Block:
             self.registers[f"%ntid.{name}"] = self._all(size[axis])
         self.active = np.ones(self.threads, bool)
         self.all_active = True
+        self._reduction: Instruction | None = None
 
     def _all(self, value: int) -> np.ndarray:
         return np.full(self.threads, value, U32)
@@ -56,6 +57,7 @@ class Block:
             ready = live & ~waiting
             if not ready.any():
                 waiting[:] = False  # every live thread is at the barrier
+                self._reduce(live)
                 continue
             counter = counters[ready].min()
             here = ready & (counters == counter)
@@ -88,11 +90,23 @@ class Block:
             live &= ~self.active
         elif kind in ("bar", "barrier") and instruction.opcode[1] != "warp":
             waiting |= self.active
+            if "red" in instruction.opcode:
+                self._reduction = instruction
         elif self.active.any():
             handler = handlers.get(kind)
             if handler is None:
                 raise PtxError(f"unknown instruction {instruction}")
             handler(self, instruction)
+
+    def _reduce(self, live: np.ndarray) -> None:
+        """bar.red: the predicate of all threads that met."""
+        if self._reduction is None:
+            return
+        target, _, source = self._reduction.operands
+        combine = {"or": np.any, "and": np.all}[self._reduction.opcode[2]]
+        self.active, self.all_active = live.copy(), bool(live.all())
+        self.write(target, np.full(self.threads, combine(self.predicate(source)[live])))
+        self._reduction = None
 
     def _count(self) -> None:
         if self.memory.profile is not None:
@@ -106,6 +120,8 @@ class Block:
         if operand.startswith("-%"):
             return -self.read(operand[1:], ptx_type)
         bits = self.registers.get(operand)
+        if bits is None and operand in self.arguments:  # the address of a struct among the parameters
+            bits = np.full(self.threads, self.arguments[operand], U64)
         if bits is None:
             bits = np.full(self.threads, self._constant(operand), U64)
         if bits.dtype.itemsize != wanted.itemsize:

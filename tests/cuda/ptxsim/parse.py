@@ -58,7 +58,7 @@ def parse(ptx: str) -> dict[str, Entry]:
 
 def _entry(match: re.Match[str], ptx: str) -> Entry:
     declared = [part.split() for part in match[2].split(",") if part.strip()]
-    entry = Entry([(words[-1], words[1].lstrip(".")) for words in declared])
+    entry = Entry([(words[-1].partition("[")[0], words[1].lstrip(".")) for words in declared])
     files = dict(_FILE.findall(ptx))
     place = "an unknown line"
     for raw in _statements(_body(ptx, match.end())):
@@ -81,11 +81,33 @@ def _body(ptx: str, start: int) -> str:
     return ptx[start : end - 1]
 
 
+class _Scopes:
+    """Registers that are declared inside braces hide those outside: they get names of their own."""
+
+    def __init__(self) -> None:
+        self._open: list[dict[str, str]] = []
+        self._made = 0
+
+    def renamed(self, line: str) -> str:
+        if line == "{":
+            self._open.append({})
+        elif line == "}":
+            self._open.pop()
+        elif self._open:
+            if line.startswith(".reg"):
+                for name in re.findall(r"%\w+", line):
+                    self._made += 1
+                    self._open[-1][name] = f"{name}_{self._made}_inside"
+            for name, own in self._open[-1].items():
+                line = re.sub(rf"{name}\b", own, line)
+        return line
+
+
 def _statements(body: str) -> list[str]:
     """Instructions without `;`, labels with `:`, directives; scopes in braces are dissolved."""
-    found, pending = [], ""
+    found, pending, scopes = [], "", _Scopes()
     for raw in body.splitlines():
-        line = raw.strip()
+        line = scopes.renamed(raw.strip())
         if not pending and (line.startswith((".loc\t", ".loc ")) or _LABEL.match(line)):
             found.append(line)
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from runners import Call, resolved
+from runners import Call, Words, resolved
 
 from ptxsim.arithmetic import ARITHMETIC
 from ptxsim.block import Block
@@ -29,6 +29,7 @@ class PtxSimulator:
         if len(entry.parameters) != len(call.arguments):
             raise PtxError(f"{call.entry} takes {len(entry.parameters)} arguments, not {len(call.arguments)}")
         values = resolved(call, lambda i: (i + 1) << ARGUMENT_SHIFT)
+        values = [_in_parameters(a) if isinstance(a, Words) else a for a in values]
         buffers = {i: _buffer(a) for i, a in enumerate(values) if isinstance(a, np.ndarray)}
         names = [name for name, _ in entry.parameters]
         arguments = dict(zip(names, (_scalar(i, a) for i, a in enumerate(values)), strict=False))
@@ -42,6 +43,13 @@ class PtxSimulator:
             array = values[i]
             if buffer.writable and isinstance(array, np.ndarray):
                 array.reshape(-1).view(np.uint8)[:] = buffer.data[: buffer.nbytes]
+
+
+def _in_parameters(words: Words) -> np.ndarray:
+    """A struct in the parameters is memory that only reads of parameters reach."""
+    array = words.values.copy()
+    array.flags.writeable = False
+    return array
 
 
 def _buffer(array: np.ndarray) -> GlobalMemory:

@@ -21,10 +21,13 @@ def _space(what: Instruction) -> str:
 def load(block: Block, what: Instruction) -> None:
     """ld of parameters, shared and global memory, scalars and vectors."""
     space = _space(what)
-    if space == "param":
-        value = block.arguments[what.operands[1].strip("[] ")]
+    name = what.operands[1].strip("[] ")
+    if space == "param" and name in block.arguments:
+        value = block.arguments[name]
         block.write(what.operands[0], np.full(block.threads, value, numpy_type(what.type)))
         return
+    if space == "param":  # of a struct: its name stands for its address
+        space = "global"
     targets = names_in(what.operands[0])
     size = numpy_type(what.type).itemsize
     values = block.memory.load(block.address(what.operands[1]), size, len(targets), space, block.active, what)
@@ -35,6 +38,8 @@ def load(block: Block, what: Instruction) -> None:
 def _widened(values: np.ndarray, what: Instruction, target: str) -> np.ndarray:
     """Bytes and halves land in wider registers, signed ones with their sign."""
     typed = np.ascontiguousarray(values).view(numpy_type(what.type))
+    if typed.dtype.itemsize == 4 and target.startswith("%rd"):
+        return typed.astype(typed.dtype.kind + "8")
     if typed.dtype.itemsize == 1:
         return typed.astype(np.dtype(typed.dtype.kind + ("2" if target.startswith("%rs") else "4")))
     return typed
@@ -61,12 +66,12 @@ def async_copy(block: Block, what: Instruction) -> None:
 
 
 def reduce_atomically(block: Block, what: Instruction) -> None:
-    """atom and red: add and max, threads in ascending order; the old value goes to atom's target."""
+    """atom and red: add, max, inc; threads in ascending order; the old value goes to atom's target."""
     is_atom = what.opcode[0] == "atom"
     place, source = what.operands[1:3] if is_atom else what.operands[:2]
     addresses, values = block.address(place), block.read(source, what.type)
     old = np.zeros_like(values)
-    operation = {"add": np.add, "max": np.maximum}[what.opcode[-2]]
+    operation = {"add": np.add, "max": np.maximum, "inc": _counted}[what.opcode[-2]]
     for thread in np.flatnonzero(block.active):
         only = np.arange(block.threads) == thread
         raw = block.memory.load(addresses, values.dtype.itemsize, 1, _space(what), only, what)
@@ -75,6 +80,11 @@ def reduce_atomically(block: Block, what: Instruction) -> None:
         block.memory.store(addresses, new, _space(what), only, what)
     if is_atom:
         block.write(what.operands[0], old)
+
+
+def _counted(old: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Counts up to `last`, then begins anew."""
+    return np.where(old >= last, 0, old + 1).astype(old.dtype)
 
 
 def shuffle(block: Block, what: Instruction) -> None:
@@ -111,6 +121,10 @@ def vote(block: Block, what: Instruction) -> None:
 
 def sync_warp(block: Block, what: Instruction) -> None:
     block.require_whole_warps(what)
+
+
+def fence(block: Block, what: Instruction) -> None:
+    """Blocks run one after the other: everything is visible."""
 
 
 def load_matrices(block: Block, what: Instruction) -> None:
@@ -180,6 +194,8 @@ WARP_OPS: dict[str, Handler] = {
     "shfl": shuffle,
     "vote": vote,
     "bar": sync_warp,
+    "membar": fence,
+    "fence": fence,
     "ldmatrix": load_matrices,
     "movmatrix": transpose,
     "mma": multiply,
