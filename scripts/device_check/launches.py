@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from strata.backends.base import KvSpec
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
-from strata.backends.hybrid.kernel_set import ExpertGroup, KvPlaces, SumInto
+from strata.backends.hybrid.kernel_set import ExpertGroup, KvPlaces, NormOf, RouterOnDevice, SumInto
 from strata.backends.parts import AttentionCall, Gating
 from strata.core import Batch
 from strata.core import Sequence as Tokens
 from strata.device.base import Buffer, Device, Launch
 from strata.memory.regions import Arena
+from strata.plan.activations import TICKETS
 from strata.plan.spec import RouterSpec
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape
 
@@ -51,6 +52,9 @@ class Bench:
         self.device = device
         self.kernels = kernels
         self.stream = device.stream("kernels")
+        tickets = device.alloc(4 * TICKETS, "tickets")
+        device.fill(tickets, 0, self.stream)
+        kernels.use_tickets(tickets)
         self._spread = SPREAD_EMULATED if emulated else SPREAD
         self._scratch = Arena("scratch", device.alloc(SCRATCH, "scratch"), "raise SCRATCH")
         self._pinned = Arena("tables", device.host_alloc(1 << 20, "tables"), "raise the tables' size")
@@ -70,18 +74,20 @@ class Bench:
         return LaunchSet(self, made, 2 * x.buffer.nbytes + weight.buffer.nbytes)
 
     def router(self, tokens: int, cols: int, experts: int, top_k: int) -> LaunchSet:
-        """Logits and the choice."""
-        x, matrix, logits = (
-            self._matrix(r, c) for r, c in ((tokens, cols), (experts, cols), (tokens, experts))
-        )
+        """Norm, logits and the choice."""
+        x, hidden, norm = self._matrix(tokens, cols), self._matrix(tokens, cols), self._matrix(1, cols)
         routes = DeviceRoutes(self._matrix(tokens, top_k), self._matrix(tokens, top_k))
-        spec = RouterSpec(experts, top_k)
-        launches = self._made(self.kernels.plain_linear(x, matrix, None, logits))
-        launches += self._made(self.kernels.route(logits, spec, None, routes))
-        return LaunchSet(self, [launches], matrix.buffer.nbytes + x.buffer.nbytes)
+        made = []
+        for buffer in self._copies(experts * cols * 4):
+            matrix = Matrix(buffer, experts, cols)
+            router = RouterOnDevice(
+                RouterSpec(experts, top_k), NormOf(norm, 1e-6), matrix, None, None, routes
+            )
+            made.append(self._made(self.kernels.norm_and_route(x, hidden, router, self._scratch)))
+        return LaunchSet(self, made, 4 * cols * (experts + 2 * tokens + 1))
 
     def experts(self, fmt: str, hidden: int, width: int, top_k: int) -> LaunchSet:
-        """The experts of one token: tables, gate and up, down, sum."""
+        """The experts of one token: gate and up, then down and the sum."""
         layout = ExpertLayout(FORMATS[fmt], FORMATS[fmt], hidden, width, 1, False)
         x, out = self._matrix(1, hidden), self._matrix(1, hidden)
         routes = DeviceRoutes(self._matrix(1, top_k), self._matrix(1, top_k))
@@ -100,7 +106,7 @@ class Bench:
         return LaunchSet(self, made, top_k * layout.record_bytes + 2 * x.buffer.nbytes)
 
     def attention(self, dtype: Any, heads: int, kv_heads: int, dim: int, depth: int) -> LaunchSet:
-        """One decoding token that sees `depth` others: append, attend, join."""
+        """One decoding token that sees `depth` others: append, attend."""
         spec = KvSpec(1, kv_heads, dim, dim, 32, dtype)
         pages = -(-(depth + 1) // spec.page_tokens)
         q, k, v = (self._matrix(1, n * dim) for n in (heads, kv_heads, kv_heads))

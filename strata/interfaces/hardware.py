@@ -85,7 +85,7 @@ def device_run(config: Config, machine: HardwareProfile) -> DeviceRun | None:
         kernels = "host"
     if config.device.graphs and use == "emulated" and kernels == "host":
         raise ConfigError(
-            f"device.graphs is on ({config.where('device.graphs')}) and device.kernels is {kernels}",
+            f"device.graphs is true ({config.where('device.graphs')}) and device.kernels is {kernels}",
             remedy="set device.kernels=cuda: only those kernels can be captured",
         )
     if (use == "emulated" and kernels == "cuda") or (use == "cuda" and kernels != "host"):

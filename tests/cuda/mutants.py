@@ -20,7 +20,7 @@ from mutants_fused import FUSED_TABLE
 from mutants_prefill import PREFILL_TABLE
 from runners import EmulatedRunner, source_of
 
-from strata.backends.cuda.emulator import EmulatorError
+from strata.backends.cuda.emulator import EmulatorError, Order
 from strata.backends.cuda.sources import KernelSource
 
 BARRIER = re.compile(r"__sync(threads|warp)\(\);")
@@ -309,21 +309,30 @@ def _fewer_formats(text: str) -> str:
 
 
 def detect(mutant: Mutant, cases: list[Case]) -> str | None:
-    """What gave the mutant away, None for a survivor."""
-    for case in cases:
-        prepared = case.make()
-        by_format = "_FORMAT(" in mutant.source.text
-        if by_format and not any(f"_{fmt}_" in f"{prepared.call.entry}_" for fmt in FORMATS_KEPT):
-            continue
-        try:
-            EmulatedRunner("reverse").run(prepared.call, mutant.source)
-            prepared.check()
-        except EmulatorError as error:
-            if "g++ refuses" in str(error):
-                return "does not compile"
-            return str(error).split(": ", 1)[1][:90]
-        except AssertionError as error:
-            return f"wrong result: {' '.join(str(error).split())[:60]}"
+    """What gave the mutant away, None for a survivor. Blocks that mistake others' tickets show in a random order
+    only."""
+    for order in ("reverse", "random"):
+        for case in cases:
+            found = _found_by(case, mutant, order)  # type: ignore[arg-type]
+            if found is not None:
+                return found
+    return None
+
+
+def _found_by(case: Case, mutant: Mutant, order: Order) -> str | None:
+    prepared = case.make()
+    by_format = "_FORMAT(" in mutant.source.text
+    if by_format and not any(f"_{fmt}_" in f"{prepared.call.entry}_" for fmt in FORMATS_KEPT):
+        return None
+    try:
+        EmulatedRunner(order).run(prepared.call, mutant.source)
+        prepared.check()
+    except EmulatorError as error:
+        if "g++ refuses" in str(error):
+            return "does not compile"
+        return str(error).split(": ", 1)[1][:90]
+    except AssertionError as error:
+        return f"wrong result: {' '.join(str(error).split())[:60]}"
     return None
 
 

@@ -21,6 +21,7 @@ import cases_experts
 import cases_heads
 import cases_linear
 import cases_norm
+import cases_norm_route
 import cases_prefill
 import cases_router
 import cases_verify
@@ -58,7 +59,7 @@ class Row:
 
 
 def _attention(dtype: str, tokens: int, kv_heads: int) -> Row:
-    setup = cases_attention.Setup(dtype, 128, 8, 1, (512,), (0,), splits=2)
+    setup = cases_attention.Setup(dtype, 128, 8, 1, (512,), (0,), splits=2, joins=True)
     per_token = 2 * kv_heads * (128 + 4 if dtype == "int8" else 256)
     times = tokens // 512 * kv_heads
     shape = f"{dtype}, {8 * kv_heads} query and {kv_heads} KV heads of 128, {tokens:,} tokens"
@@ -86,13 +87,14 @@ def _latent(dtype: str, heads: int, tokens: int) -> Row:
     )
 
 
-def _linear(fmt: str, rows: int, columns: int, tokens: int, bits: float) -> Row:
+def _linear(fmt: str, rows: int, columns: int, tokens: int, bits: float, norm: bool = False) -> Row:
     small = 64
     shape = f"{fmt}, {rows:,} x {columns:,}, {tokens} token{'s' if tokens > 1 else ''}"
+    shape += ", normed" if norm else ""
     per_block = 4 if tokens > 8 else 1
     return Row(
         shape,
-        lambda: cases_linear.prepare(fmt, small, columns, tokens, per_block, False, False),
+        lambda: cases_linear.prepare(fmt, small, columns, tokens, per_block, False, False, norm),
         rows // small,
         int(rows * columns * bits / 8) + 4 * tokens * (rows + columns),
     )
@@ -122,6 +124,7 @@ ROWS = [
     ),
     Row("w8, 4 tokens of 2,048", lambda: cases_embedding.prepare("w8", 2048), 1, 4 * 2048 * 5),
     _linear("w4g128", 5120, 2048, 1, 4.125),
+    _linear("w4g128", 5120, 2048, 1, 4.125, norm=True),
     _linear("w4g128", 5120, 2048, 16, 4.125),
     _linear("w8", 151936, 2048, 1, 8),
     _linear("bf16", 5120, 2048, 1, 16),
@@ -158,6 +161,12 @@ ROWS = [
         ),
         1,
         4 * 5 * 64 * 8,
+    ),
+    Row(
+        "128 experts of 2,048, top-8, 1 row",
+        lambda: cases_norm_route.prepare(RouterSpec(128, 8), 1, 2048),
+        1,
+        128 * 2048 * 4 + 3 * 2048 * 4,
     ),
     Row("128 experts, top-8, 1 row", lambda: cases_router.prepare(RouterSpec(128, 8), 1), 1, 128 * 4 + 64),
 ]

@@ -66,9 +66,9 @@ def test_int8_activations_without_kernels_of_a_card(use: str) -> None:
 
 
 def test_graphs_are_of_cuda_kernels() -> None:
-    asked = [Override.parse(pair) for pair in (*EMULATED, "device.graphs=on")]
+    asked = [Override.parse(pair) for pair in (*EMULATED, "device.graphs=true")]
     run = device_run(load_config(DEMO, asked), remembered_machine())
     assert run is not None and run.graphs
     config = load_config(DEMO, [*asked, Override.parse("device.kernels=host")])
-    with pytest.raises(ConfigError, match=r"device\.graphs is on .*device\.kernels is host"):
+    with pytest.raises(ConfigError, match=r"device\.graphs is true .*device\.kernels is host"):
         device_run(config, remembered_machine())
