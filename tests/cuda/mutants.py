@@ -309,7 +309,7 @@ def _fewer_formats(text: str) -> str:
 
 
 def detect(mutant: Mutant, cases: list[Case]) -> str | None:
-    """What gave the mutant away, None for a survivor. Blocks that mistake others' tickets show in a random order
+    """What gave the mutant away, None for a survivor. Blocks that mistake tickets show in a random order
     only."""
     for order in ("reverse", "random"):
         for case in cases:
