@@ -31,9 +31,9 @@ def run(emulated: bool) -> dict[str, Any]:
         mapping = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)
         mapped = locked(device, there, np.frombuffer(mapping, np.uint8))
     arena = np.zeros(nbytes, np.uint8)
-    found = {"mapped": mapped, "arena": locked(device, there, arena), "staged": staged(device, there, arena)}
+    own, plain = locked(device, there, arena), staged(device, there, arena)
     device.close()
-    return {**found, "bytes": nbytes, "problem": found["arena"]["refused"]}
+    return {"mapped": mapped, "arena": own, "staged": plain, "bytes": nbytes, "problem": own["refused"]}
 
 
 def locked(device: Device, there: Buffer, memory: Bytes) -> dict[str, Any]:
