@@ -14,7 +14,10 @@ LONGEST = 16
 
 
 class NgramProposer:
-    """See `Proposer`. trust: how many tokens matched, by powers of two (2 and 3, 4 to 7, 8 to 15, 16)."""
+    """See `Proposer`. trusts: how many tokens matched, by powers of two (2 and 3, 4 to 7, 8 to 15, 16).
+
+    When a draft's first tokens are right, they match, too, where the next one is tested.
+    """
 
     name = "ngram"
     free = True
@@ -47,7 +50,8 @@ class NgramProposer:
         end, matched = text.longest_match(tokens)
         if not matched:
             return Proposal()
-        return Proposal(_continued(tokens, end, ask.count), min(matched, LONGEST).bit_length())
+        trusts = tuple(min(matched + place, LONGEST).bit_length() for place in range(ask.count))
+        return Proposal(_continued(tokens, end, ask.count), trusts)
 
 
 class _Text:

@@ -20,10 +20,17 @@ class Ask:
 
 
 class Proposal(NamedTuple):
-    """tokens: fewer than wanted, or none. trust: proposals of one trust are accepted about as often."""
+    """tokens: fewer than wanted, or none.
+
+    trusts: one for each token: those of one trust are right about as often. (): all have the same.
+    """
 
     tokens: tuple[int, ...] = ()
-    trust: int = 0
+    trusts: tuple[int, ...] = ()
+
+    def trusted(self, most: int) -> tuple[int, ...]:
+        """The trusts of the first `most` tokens."""
+        return (self.trusts or (0,) * len(self.tokens))[:most]
 
 
 class Proposer(Protocol):

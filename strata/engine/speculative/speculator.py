@@ -20,6 +20,8 @@ from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
+DOUBT_AFTER = 128
+"""Steps without any draft after which times that were measured once or twice are measured anew."""
 FIRST_PROBE, LAST_PROBE = 16, 512
 """Steps until a proposer that costs something and was given up is tried again; doubled by each failure."""
 DRAFT_AT_MOST = 0.5
@@ -28,12 +30,13 @@ DRAFT_AT_MOST = 0.5
 
 @dataclass
 class _State:
-    """What is known of one request. shadow: proposed for free in this step, and not verified."""
+    """What is known of one request. trusts: of this step's proposal. shadow: its first token, where it was for
+    free and none of it is verified."""
 
     length: DraftLength
     acceptance: Acceptance
     ledger: Ledger = field(default_factory=Ledger)
-    trust: int = 0
+    trusts: tuple[int, ...] = ()
     shadow: int | None = None
     untested: int = 0
     probe_after: int = FIRST_PROBE
@@ -64,7 +67,7 @@ class Speculator:
         self._drafting: deque[float] = deque(maxlen=5)  # seconds of a draft's token
         self._begin = self._proposed_at = 0.0
         self._table: StepTable | None = None
-        self._longest = self._since_plain = 0
+        self._longest = self._since_plain = self._since_draft = 0
 
     def propose(self, asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
         """The drafts of a step. asks: all that decode in it, with the tokens that could be verified."""
@@ -94,7 +97,7 @@ class Speculator:
         if not work.draft and state.shadow is not None:
             hits, rejected = int(sampled == state.shadow), sampled != state.shadow
         if hits or rejected:
-            state.acceptance.add(state.trust, hits, rejected)
+            state.acceptance.add(state.trusts, hits, rejected)
             state.length.add(hits, rejected)
             state.untested = 0
             state.probe_after = FIRST_PROBE if not rejected else min(LAST_PROBE, 2 * state.probe_after)
@@ -140,12 +143,8 @@ class Speculator:
         ]
         proposals = self.proposer.propose(wanted)
         for state, proposal in zip(states, proposals, strict=True):
-            state.trust = proposal.trust
-        most = [
-            min(len(proposal.tokens), self._most(state))
-            for proposal, state in zip(proposals, states, strict=True)
-        ]
-        lengths = self._affordable(asks, states, most)
+            state.trusts = proposal.trusted(self._most(state))
+        lengths = self._affordable(asks, states)
         for state, proposal, length in zip(states, proposals, lengths, strict=True):
             state.shadow = proposal.tokens[0] if proposal.tokens and not length else None
         return [proposal.tokens[:length] for proposal, length in zip(proposals, lengths, strict=True)]
@@ -155,17 +154,19 @@ class Speculator:
         for state in states:
             if state.untested >= state.probe_after:
                 state.length.retry()
-        most = [min(ask.count, self._most(state)) for ask, state in zip(asks, states, strict=True)]
-        lengths = self._affordable(asks, states, most)
+        for ask, state in zip(asks, states, strict=True):
+            state.trusts = (0,) * min(ask.count, self._most(state))
+        lengths = self._affordable(asks, states)
         if self._times is not None and not any(lengths):
-            lengths = self._probes(states, most)
+            lengths = self._probes(states)
         places = [place for place, length in enumerate(lengths) if length]
         found: list[tuple[int, ...]] = [()] * len(asks)
         if places:
             wanted = [Ask(asks[place].request, lengths[place], asks[place].sampler) for place in places]
             begin = self._clock()
             for place, proposal in zip(places, self.proposer.propose(wanted), strict=True):
-                found[place], states[place].trust = proposal.tokens, proposal.trust
+                found[place] = proposal.tokens
+                states[place].trusts = proposal.trusted(lengths[place])
             longest = max(map(len, found))
             if longest:
                 self._drafting.append((self._clock() - begin) / longest)
@@ -175,37 +176,34 @@ class Speculator:
         """Tokens that may be verified: with costs, those that pay of all; without, what the rule says."""
         return state.length.value if self._times is None else self._lengths.most
 
-    def _affordable(self, asks: Sequence[Ask], states: Sequence[_State], most: Sequence[int]) -> list[int]:
+    def _affordable(self, asks: Sequence[Ask], states: Sequence[_State]) -> list[int]:
         """The lengths that promise most tokens per second; without costs, all that there may be."""
         if self._times is None:
-            return list(most)
+            return [len(state.trusts) for state in states]
         table = self._table = self._times.table(len(asks), sum(len(ask.request.tokens) for ask in asks))
-        if not any(most) or not table.known or self._since_plain >= PLAIN_EVERY:
+        if not table.known or self._since_plain >= PLAIN_EVERY or not any(state.trusts for state in states):
             return [0] * len(asks)
-        options = [
-            Option(count, state.acceptance.rate(state.trust), state.ledger.left)
-            for count, state in zip(most, states, strict=True)
-        ]
-        lengths = choose(options, self._expected, self._worst, table.plain)
-        gap = table.gap(sum(lengths))
-        return lengths if gap is None else choose(options, self._expected, self._worst, table.plain, gap)
+        if self._since_draft >= DOUBT_AFTER:
+            self._since_draft = 0
+            table.doubt()
+        options = [Option(state.acceptance.chances(state.trusts), state.ledger.left) for state in states]
+        return choose(options, self._expected, self._worst)
 
-    def _probes(self, states: Sequence[_State], most: Sequence[int]) -> list[int]:
+    def _probes(self, states: Sequence[_State]) -> list[int]:
         """A short draft for the request that has been without for longest, where it can be afforded."""
         lengths, table = [0] * len(states), self._table
         waited = [state.untested >= state.probe_after or not self._drafting for state in states]
-        due = [place for place, long in enumerate(waited) if long and most[place]]
+        due = [place for place, long in enumerate(waited) if long and states[place].trusts]
         if not due or table is None or not table.known:
             return lengths
         place = max(due, key=lambda place: states[place].untested)
-        allowed = table.plain * (1 + min(state.ledger.left for state in states))
-        lengths[place] = int(self._worst(1, 1) <= allowed)
+        lengths[place] = int(self._worst(1, 1) <= 1 + min(state.ledger.left for state in states))
         return lengths
 
     # -- what steps cost -----------------------------------------------------------------------------------
 
     def _expected(self, rows: int, longest: int) -> float:
-        """Seconds of a step with `rows` draft rows, the longest draft having `longest` tokens."""
+        """Plain steps of one with `rows` draft rows, the longest draft having `longest` tokens."""
         assert self._table is not None
         return self._table.expected(self._table.requests + rows) + longest * self._token_seconds()
 
@@ -215,11 +213,11 @@ class Speculator:
         return self._table.worst(self._table.requests + rows) + longest * self._token_seconds()
 
     def _token_seconds(self) -> float:
-        """Of the proposer, for one token of all drafts."""
+        """Of the proposer, for one token of all drafts, in plain steps."""
         if self.proposer.free:
             return 0.0
         assert self._table is not None
-        return median(self._drafting) if self._drafting else DRAFT_AT_MOST * self._table.plain
+        return median(self._drafting) / self._table.plain if self._drafting else DRAFT_AT_MOST
 
     def _account(self, works: Sequence[Work], kept: Sequence[int], end: float) -> None:
         """A step that only decoded: its time, and what it cost or gained each request."""
@@ -227,6 +225,7 @@ class Speculator:
         drafting = self._proposed_at - self._begin
         rows = sum(work.count for work in works)
         self._since_plain = self._since_plain + 1 if rows > len(works) else 0
+        self._since_draft = self._since_draft + 1 if rows == len(works) else 0
         self.figures.verify_seconds += seconds
         self.figures.draft_seconds += drafting
         if rows > len(works):
@@ -237,8 +236,10 @@ class Speculator:
         table.add(rows, seconds)
         if not table.known:
             return
-        took = self._expected(rows - len(works), self._longest) / table.plain
+        took = 1.0
+        if rows > len(works):
+            took = table.took(rows) + self._longest * self._token_seconds()
         for work, tokens in zip(works, kept, strict=True):
             state = self._states.get(work.request.request_id)
             if state is not None:
-                state.ledger.add(took - tokens if rows > len(works) else 0.0)
+                state.ledger.add(took, tokens if rows > len(works) else 1)

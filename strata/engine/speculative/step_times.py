@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Protocol
-
-GAPS = (1, 2, 4, 8)
-"""Draft rows that are measured before longer drafts are: later, when little may be lost, what is not known
-must be thought the worst of."""
 
 
 class Estimate(Protocol):
@@ -24,7 +21,12 @@ class Estimate(Protocol):
 KEPT = 5
 """Latest times of a step whose median counts: one that was disturbed changes nothing."""
 PLAIN_TIMES = 3
-"""Plain steps that are measured before anything is compared with them."""
+"""Plain steps that are measured before anything is compared with them; and times of any step that are
+believed even where they say that it takes far longer than its neighbours."""
+DEARER = 2.0
+"""A row takes at most so many times what rows before it took on average."""
+LEAST_ROW = 1 / 16
+"""Of a plain step: what a row before it is thought to take at least, when that is said of the next ones."""
 
 
 class StepTimes:
@@ -38,87 +40,121 @@ class StepTimes:
     def table(self, requests: int, tokens: int) -> StepTable:
         """For `requests` requests with `tokens` tokens of context together."""
         key = requests, tokens.bit_length()
-        if key not in self._tables:
-            depth = tokens // requests
-            before = self._latest.get(requests)
-            estimate = partial(self._estimate, requests=requests, depth=depth)
-            self._tables[key] = StepTable(requests, estimate, before)
-        self._latest[requests] = self._tables[key]
-        return self._tables[key]
+        found = self._tables.get(key)
+        if found is None:
+            estimate = partial(self._estimate, requests=requests, depth=tokens // requests)
+            found = self._tables[key] = StepTable(requests, estimate, self._latest.get(requests))
+        self._latest[requests] = found
+        return found
 
 
 class StepTable:
-    """before: another table whose shape is a better guess than the estimate's."""
+    """before: of the same number of requests: what was measured there holds until it is measured here.
+
+    Times are kept as parts of a plain step's, which change little with the context.
+    """
 
     def __init__(
         self, requests: int, estimate: Callable[[int], float], before: StepTable | None = None
     ) -> None:
         self.requests = requests
         self._estimate = estimate
-        self._before = before if before is not None and before.known else None
+        self._estimates: dict[int, float] = {}
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
-        self._estimates: dict[int, float] = {}
+        self._plain_before: float | None = None
+        self._before: dict[int, float] = {}
+        if before is not None and before.known:
+            self._plain_before = before.plain
+            self._before = dict(zip(before._rows, before._ratios, strict=True))
+        self._rows: list[int] = [requests]
+        self._ratios: list[float] = [1.0]
+        if self._before:
+            self._fit()
 
     @property
     def known(self) -> bool:
         """Whether plain steps were measured."""
-        return len(self._times.get(self.requests, ())) >= PLAIN_TIMES
+        return self._plain_before is not None or self._count(self.requests) >= PLAIN_TIMES
 
     @property
     def plain(self) -> float:
         """Seconds of a step without drafts."""
-        return self._medians[self.requests]
-
-    def gap(self, rows: int) -> int | None:
-        """A number of draft rows, one of GAPS and below `rows`, whose time is not known yet."""
-        return next((more for more in GAPS if more < rows and not self._knows(self.requests + more)), None)
-
-    def _knows(self, rows: int) -> bool:
-        return rows in self._medians or (self._before is not None and self._before._knows(rows))
+        own = self._medians.get(self.requests)
+        if own is None:
+            assert self._plain_before is not None, "nothing is known"
+            return self._plain_before
+        return own
 
     def add(self, rows: int, seconds: float) -> None:
         """A step was measured."""
         times = self._times.setdefault(rows, deque(maxlen=KEPT))
         times.append(seconds)
         self._medians[rows] = median(times)
+        if self.known:
+            self._fit()
+
+    def doubt(self) -> None:
+        """Forget times that were measured too seldom to be believed: they may be why nothing is tried."""
+        self._before = {}
+        for rows in [rows for rows in self._times if self._count(rows) < PLAIN_TIMES]:
+            if rows != self.requests:
+                del self._times[rows], self._medians[rows]
+        self._fit()
+
+    def took(self, rows: int) -> float:
+        """Plain steps that a step of `rows` rows took, as measured; only of what was."""
+        return self._medians[rows] / self.plain
 
     def expected(self, rows: int) -> float:
-        """Seconds of a step: measured, else between what was measured, else by the estimate's ratio."""
-        if rows in self._medians:
-            return self._medians[rows]
-        low, high = self._beside(rows)
-        if high is None:
-            return self._medians[low] * self._shape(rows) / self._shape(low)
-        part = (rows - low) / (high - low)
-        return self._medians[low] * (1 - part) + self._medians[high] * part
+        """Plain steps that a step takes: measured, else between what was measured, else by the estimate."""
+        place = bisect_left(self._rows, rows)
+        if place < len(self._rows):
+            high, most = self._rows[place], self._ratios[place]
+            if high == rows:
+                return most
+            low, least = self._rows[place - 1], self._ratios[place - 1]
+            return least + (most - least) * (rows - low) / (high - low)
+        last = self._rows[-1]
+        return max(self._ratios[-1], self._ratios[-1] * self._shape(rows) / self._shape(last))
 
     def worst(self, rows: int) -> float:
-        """What a step takes at most: no row more can take longer than a plain step of its own."""
-        if rows in self._medians:
-            return self._medians[rows]
-        low, high = self._beside(rows)
-        if high is not None:
-            return max(
-                self._medians[low], min(self._medians[high], self._medians[low] + self._more(rows - low))
-            )
-        if self._before is not None:
-            ratio = self._before.worst(rows) / self._before.worst(low)
-            return self._medians[low] * ratio
-        return self._medians[low] + self._more(rows - low)
+        """The same at most. Before any draft was measured, a row takes a plain step at most."""
+        if rows <= self._rows[-1]:
+            return self.expected(rows)
+        return self._limit(self._rows[-1], self._ratios[-1], rows)
 
-    def _more(self, rows: int) -> float:
-        """The most that `rows` rows more can take: what they would take in plain steps of their own."""
-        return -(-rows // self.requests) * self.plain
+    def _limit(self, rows: int, ratio: float, more: int) -> float:
+        """What a step of `more` rows takes at most when one of `rows` takes `ratio`: never more than the
+        rows between in plain steps of their own."""
+        own = -(-(more - rows) // self.requests)
+        if rows == self.requests:
+            return ratio + own
+        dearest = DEARER * max(LEAST_ROW, (ratio - 1) / (rows - self.requests))
+        return ratio + min(own, (more - rows) * dearest)
+
+    def _fit(self) -> None:
+        """Bring what is known in order: more rows never take less, and no single time is believed that
+        says they take far more: other programs disturb steps, and a step thought dear is not tried again."""
+        plain = self.plain
+        ratios = {**self._before, **{rows: time / plain for rows, time in self._medians.items()}}
+        ratios[self.requests] = 1.0
+        self._rows = sorted(ratios)
+        self._ratios = []
+        before, last = self.requests, 1.0
+        for rows in self._rows:
+            if self._count(rows) < PLAIN_TIMES and rows > self.requests:
+                ratios[rows] = min(ratios[rows], self._limit(before, last, rows))
+            before, last = rows, ratios[rows]
+            self._ratios.append(ratios[rows])
+        for place in range(len(self._ratios) - 2, -1, -1):
+            self._ratios[place] = min(self._ratios[place], self._ratios[place + 1])
+        self._ratios = [max(1.0, ratio) for ratio in self._ratios]
+
+    def _count(self, rows: int) -> int:
+        return len(self._times.get(rows, ()))
 
     def _shape(self, rows: int) -> float:
-        if self._before is not None:
-            return self._before.expected(rows)
         if rows not in self._estimates:
             self._estimates[rows] = self._estimate(rows)
         return self._estimates[rows]
-
-    def _beside(self, rows: int) -> tuple[int, int | None]:
-        """The numbers of rows that were measured around `rows`; plain steps always are."""
-        lower = max(n for n in self._medians if n < rows)
-        return lower, min((n for n in self._medians if n > rows), default=None)
