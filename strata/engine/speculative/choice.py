@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-LEAST_GAIN = 1.01
-"""Expected gain below which a step stays plain: times are not known better than that."""
+from strata.engine.speculative.step_times import LEAST_GAIN
 
 Steps = Callable[[int, int], float]
-"""Plain steps that a step takes with so many draft rows in all, of which one request has so many at most (what
-a draft model takes depends on the longest draft)."""
+"""Plain steps that a step takes with so many draft rows in all, of which one request has so many at most
+(what a draft model takes depends on the longest draft)."""
 
 
 @dataclass(frozen=True)

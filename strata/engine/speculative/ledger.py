@@ -17,12 +17,12 @@ BUDGET = WINDOW * LOSS
 class Ledger:
     """Losses of the last WINDOW steps, in plain steps.
 
-    A step that takes c plain steps and brings t tokens has the promised speed when c <= t / PROMISE. A plain
-    one is LOSS better than that; what another one is worse than a plain one, c - 1 - (t - 1) / PROMISE, is its
-    loss. WINDOW steps keep the promise when their losses add up to no more than BUDGET. A window may begin
-    anywhere: what was gained in it can be lost again, what was gained before it can not. So what matters is
-    the largest loss of all windows that end now; and that of the whole request, which may be WINDOW short
-    windows' worth of bad luck.
+    A step that takes c plain steps and brings t tokens has the promised speed when c <= t / PROMISE. A
+    plain one is LOSS better than that; what another one is worse than a plain one, c - 1 - (t - 1) / PROMISE,
+    is its loss. WINDOW steps keep the promise when their losses add up to no more than BUDGET. A window may
+    begin anywhere: what was won in it can be lost again, what was won before it can not. So what matters is
+    the largest loss of all windows that end now; and that of the whole request, which many windows, each
+    with a loss, make up.
     """
 
     def __init__(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata.core import Request
+from strata.core import MOST_DRAFTED, Request
 from strata.engine.speculative.proposer import Ask, Proposal
 
 PLACES = 4
 """Earlier places that are compared; the longest match wins, the latest among equals."""
 LONGEST = 16
 """Tokens that are compared: more of them say nothing that these do not say already."""
+_TRUSTS = tuple(min(matched, LONGEST).bit_length() for matched in range(LONGEST + MOST_DRAFTED))
 
 
 class NgramProposer:
@@ -50,8 +51,7 @@ class NgramProposer:
         end, matched = text.longest_match(tokens)
         if not matched:
             return Proposal()
-        trusts = tuple(min(matched + place, LONGEST).bit_length() for place in range(ask.count))
-        return Proposal(_continued(tokens, end, ask.count), trusts)
+        return Proposal(_continued(tokens, end, ask.count), _TRUSTS[matched : matched + ask.count])
 
 
 class _Text:
@@ -101,5 +101,7 @@ def _matched(tokens: Sequence[int], end: int) -> int:
 
 def _continued(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
     """`count` tokens from `start` on; where the text ends, it goes round: it repeats itself right now."""
+    if start + count <= len(tokens):
+        return tuple(tokens[start : start + count])
     period = len(tokens) - start
     return tuple(tokens[start + i % period] for i in range(count))

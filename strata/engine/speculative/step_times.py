@@ -9,6 +9,8 @@ from functools import partial
 from statistics import median
 from typing import Protocol
 
+from strata.core import MOST_DRAFTED
+
 
 class Estimate(Protocol):
     """What a step is thought to take (`plan.cost`). Only ratios are used."""
@@ -23,6 +25,8 @@ KEPT = 5
 PLAIN_TIMES = 3
 """Plain steps that are measured before anything is compared with them; and times of any step that are
 believed even where they say that it takes far longer than its neighbours."""
+LEAST_GAIN = 1.01
+"""Expected gain below which a step stays plain: times are not known better than that."""
 DEARER = 2.0
 """A row takes at most so many times what rows before it took on average."""
 LEAST_ROW = 1 / 16
@@ -67,10 +71,21 @@ class StepTable:
         if before is not None and before.known:
             self._plain_before = before.plain
             self._before = dict(zip(before._rows, before._ratios, strict=True))
+        self._least_chance: float | None = None
         self._rows: list[int] = [requests]
         self._ratios: list[float] = [1.0]
         if self._before:
             self._fit()
+
+    @property
+    def least_chance(self) -> float:
+        """Of a draft's first token, below which no draft pays, even if all that follow it were right."""
+        if self._least_chance is None:
+            self._least_chance = self.requests * min(
+                (LEAST_GAIN * self.expected(self.requests + rows) - 1) / rows
+                for rows in range(1, MOST_DRAFTED + 1)
+            )
+        return self._least_chance
 
     @property
     def known(self) -> bool:
@@ -137,6 +152,7 @@ class StepTable:
         """Bring what is known in order: more rows never take less, and no single time is believed that
         says they take far more: other programs disturb steps, and a step thought dear is not tried again."""
         plain = self.plain
+        self._least_chance = None
         ratios = {**self._before, **{rows: time / plain for rows, time in self._medians.items()}}
         ratios[self.requests] = 1.0
         self._rows = sorted(ratios)
