@@ -7,11 +7,15 @@ import dataclasses
 from strata.config import Config
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.make import SpeculationOptions
+from strata.engine.speculative.vocabulary import IdMap, map_ids
 from strata.errors import ConfigError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.importing import Progress
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
+
+LEAST_SHARE = 0.8
+"""Of the model's tokens that a draft must know. What it lacks it cannot propose, and reads as another."""
 
 
 def draft_name(config: Config) -> str:
@@ -31,7 +35,7 @@ def speculation_options(
 ) -> SpeculationOptions | None:
     """None: every step is a token. tokenizer: the model's; progress: hears of the draft's conversion.
 
-    ConfigError where lengths contradict each other, or the draft has another tokenizer.
+    ConfigError where lengths contradict each other, or the draft's tokenizer has hardly the same tokens.
     """
     asked = config.speculative
     if asked.use == "off" or asked.most == 0:
@@ -49,18 +53,23 @@ def speculation_options(
         return SpeculationOptions(machine, lengths, asked.costs)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, path=name))
     path = store_path(other, progress=progress)
-    check_vocabularies(tokenizer, Tokenizer.load(path), name)
-    return SpeculationOptions(machine, lengths, asked.costs, path)
+    ids = match_vocabularies(tokenizer, Tokenizer.load(path), name)
+    return SpeculationOptions(machine, lengths, asked.costs, path, ids)
 
 
-def check_vocabularies(model: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """ConfigError unless every id of the model means the same to the draft; the draft may know more ids."""
+def match_vocabularies(model: Tokenizer, draft: Tokenizer, name: str) -> IdMap | None:
+    """The draft's ids for the model's tokens, by their spelling; None where all ids are the same.
+
+    The draft may know more ids. ConfigError when it spells fewer than LEAST_SHARE of the model's tokens.
+    """
     mine, other = model.spelling(), draft.spelling()
-    differing = sorted(index for index, text in mine.items() if other.get(index) != text)
-    if differing:
-        first = differing[0]
-        raise ConfigError(
-            f"the draft {name} has another tokenizer: {len(differing)} of the model's {len(mine)} ids differ "
-            f"(it has {len(other)}); the first is {first}: {mine[first]!r}, there {other.get(first)!r}",
-            remedy="choose a draft of the same family, or speculative.use: ngram",
-        )
+    ids = map_ids(mine, other, model.vocab_size)
+    missing = [index for index in mine if ids is not None and ids.drafted[index] < 0]
+    if len(missing) <= (1 - LEAST_SHARE) * len(mine):
+        return ids
+    raise ConfigError(
+        f"the draft {name} has another tokenizer: of the model's {len(mine)} tokens it spells "
+        f"{len(mine) - len(missing)} (it has {len(other)}), {LEAST_SHARE:.0%} are needed; the first that it "
+        f"lacks is {missing[0]}: {mine[missing[0]]!r}",
+        remedy="choose a draft of the same family, or speculative.use: ngram",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from strata.interfaces.cli import strata
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
 from strata.interfaces.planning import plan_run
-from strata.interfaces.speculation import check_vocabularies, speculation_options
+from strata.interfaces.speculation import match_vocabularies, speculation_options
 from strata.interfaces.tokenizer import Tokenizer
 
 
@@ -77,20 +78,45 @@ def test_the_plan_has_room_for_the_draft(machine: HardwareProfile) -> None:
     assert plan_run(model_path("demo"), load_config(None, configured()), machine).draft is None
 
 
-def test_a_draft_with_another_tokenizer_is_refused() -> None:
-    """Both numbers, and the first id that differs."""
-    demo = Tokenizer.load(model_path("demo"))
-    check_vocabularies(demo, Tokenizer.load(model_path("demo-draft")), "demo-draft")
+def respelled(change: Callable[[dict[str, int]], dict[str, int]]) -> Tokenizer:
+    """The demo's tokenizer with another table of words and ids."""
     files = {path.name: path.read_bytes() for path in model_path("demo").glob("tokenizer*.json")}
     vocabulary = json.loads(files["tokenizer.json"])
-    words = vocabulary["model"]["vocab"]
-    first, second = (next(word for word, index in words.items() if index == wanted) for wanted in (300, 301))
-    words[first], words[second] = 301, 300
+    model = vocabulary["model"]
+    model["vocab"] = change(model["vocab"])
+    model["merges"] = [pair for pair in model["merges"] if _merged(pair) in model["vocab"]]
     files["tokenizer.json"] = json.dumps(vocabulary).encode()
+    return Tokenizer(files, where="other")
+
+
+def _merged(pair: str | list[str]) -> str:
+    return "".join(pair.split(" ") if isinstance(pair, str) else pair)
+
+
+def test_drafts_with_the_same_tokens_under_other_ids_are_mapped() -> None:
+    """By their spelling; the same ids need no map."""
+    demo = Tokenizer.load(model_path("demo"))
+    assert match_vocabularies(demo, Tokenizer.load(model_path("demo-draft")), "demo-draft") is None
+    swapped = {300: 301, 301: 300}
+    other = respelled(lambda words: {word: swapped.get(i, i) for word, i in words.items()})
+    ids = match_vocabularies(demo, other, "other")
+    assert ids is not None
+    assert ids.ids([299, 300, 301, 302]) == [299, 301, 300, 302]
+
+
+def without_tokens(count: int) -> Tokenizer:
+    return respelled(lambda words: {w: i for w, i in words.items() if not 1000 <= i < 1000 + count})
+
+
+def test_a_draft_that_lacks_some_tokens_is_taken_and_one_that_lacks_many_is_refused() -> None:
+    """Both numbers, the share that is needed, and the first token that is lacking."""
+    demo = Tokenizer.load(model_path("demo"))
+    ids = match_vocabularies(demo, without_tokens(600), "other")
+    assert ids is not None and (ids.drafted < 0).sum() == 600
     with pytest.raises(
-        ConfigError, match=r"2 of the model's 4096 ids differ \(it has 4096\); the first is 300"
+        ConfigError, match=r"of the model's 4096 tokens it spells 2996 .*80% are needed; .* is 1000"
     ):
-        check_vocabularies(demo, Tokenizer(files, where="other"), "other")
+        match_vocabularies(demo, without_tokens(1100), "other")
 
 
 @pytest.mark.parametrize(

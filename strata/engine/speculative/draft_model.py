@@ -13,6 +13,7 @@ from strata.core import Request
 from strata.engine.executor import Executor
 from strata.engine.scheduler import Work
 from strata.engine.speculative.proposer import Ask, Proposal
+from strata.engine.speculative.vocabulary import IdMap
 from strata.errors import StrataError
 from strata.memory.kv_pages import KvPages, PageCopy
 from strata.model.decoder import Decoder
@@ -20,26 +21,38 @@ from strata.model.decoder import Decoder
 
 @dataclass
 class _Text:
-    """The draft's side of a request. tokens beyond `certain` are its own guesses.
+    """The draft's side of a request. tokens: the model's ids; those beyond `certain` are the draft's guesses.
 
-    limit: tokens that its pages may hold. copy: of a shared page, before the first work.
+    own: the same in the draft's ids. limit: tokens that its pages may hold. copy: of a shared page, before
+    the first work. ids: None where both have the same.
     """
 
     own: Request
+    tokens: list[int]
     certain: int
     limit: int
     copy: PageCopy | None = None
+    ids: IdMap | None = None
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in how the text really went on; what the draft computed of other guesses is void."""
-        mine = self.own.tokens
+        mine = self.tokens
         same = self.certain
         while same < min(len(mine), len(tokens)) and mine[same] == tokens[same]:
             same += 1
-        del mine[same:]
-        mine += tokens[same:]
+        self.cut(same)
+        self.add(tokens[same:])
         self.own.computed = min(self.own.computed, same, len(mine) - 1)
         self.certain = len(mine)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """The text goes on."""
+        self.tokens += tokens
+        self.own.tokens += tokens if self.ids is None else self.ids.ids(tokens)
+
+    def cut(self, length: int) -> None:
+        """It does not go on like that."""
+        del self.tokens[length:], self.own.tokens[length:]
 
     def work(self, stop: int) -> Work:
         """Tokens up to `stop`; the logits of the last one where it is the last there is."""
@@ -53,16 +66,26 @@ class DraftModel:
     decoder: of a backend on the CPU; it works while the engine's own does not, on the same threads. Each
     token is what the request's sampler would choose from the draft's logits with the random number that it
     will use at that place: where both models agree on the likely tokens, they then choose the same one.
+    ids: what the model's ids are to the draft; None: the same.
     """
 
     name = "draft"
     free = False
 
-    def __init__(self, decoder: Decoder, kv: KvSpec, pages: int, context: int, chunk: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KvSpec,
+        pages: int,
+        context: int,
+        chunk: int,
+        ids: IdMap | None = None,
+    ) -> None:
         self.decoder = decoder
         self.context = context
         self.pages = KvPages(pages, kv.page_tokens)
         self._chunk = chunk
+        self._ids = ids
         self._executor = Executor(decoder, decoder.backend.kv_cache(kv, pages))
         self._texts: dict[str, _Text] = {}
 
@@ -80,10 +103,11 @@ class DraftModel:
             logits = self._run([text.work(len(text.own.tokens)) for _, _, text, _, _ in going])
             for row, (place, ask, text, numbers, _) in zip(logits, going, strict=True):
                 try:
-                    token = ask.sampler.guess(row, text.own.tokens, numbers[step])
+                    known = row if self._ids is None else self._ids.logits(row)
+                    token = ask.sampler.guess(known, text.tokens, numbers[step])
                 except StrataError:
                     continue  # logits without a possible token: the draft ends here
-                text.own.tokens.append(token)
+                text.add([token])
                 drafts[place].append(token)
         return [Proposal(tuple(draft)) for draft in drafts]
 
@@ -103,7 +127,7 @@ class DraftModel:
         text = self._texts.pop(request_id, None)
         if text is None:
             return
-        del text.own.tokens[text.certain :]
+        text.cut(text.certain)
         text.own.computed = min(text.own.computed, text.certain - 1)
         self.pages.release(text.own)
 
@@ -121,11 +145,13 @@ class DraftModel:
         asked = request.sampling.max_tokens
         longest = self.context if asked is None else len(request.prompt) + asked
         limit = min(self.context, longest)
-        own = Request(request.request_id, list(request.tokens), request.sampling)
+        tokens = list(request.tokens)
+        own_ids = list(tokens) if self._ids is None else self._ids.ids(tokens)
+        own = Request(request.request_id, own_ids, request.sampling)
         if limit <= len(request.tokens) or not self.pages.fits(own, limit):
             return None
         copy = self.pages.reserve(own, limit)
-        text = self._texts[request.request_id] = _Text(own, len(own.tokens), limit, copy)
+        text = self._texts[request.request_id] = _Text(own, tokens, len(tokens), limit, copy, self._ids)
         return text
 
     def _catch_up(self, text: _Text, request: Request) -> bool:

@@ -14,6 +14,7 @@ from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.ngram import NgramProposer
 from strata.engine.speculative.proposer import Proposer
 from strata.engine.speculative.speculator import Speculator
+from strata.engine.speculative.vocabulary import IdMap
 from strata.errors import CapacityError, ConfigError
 from strata.hardware.profile import HardwareProfile
 from strata.model.decoder import Decoder
@@ -28,12 +29,14 @@ class SpeculationOptions:
     """machine: what the plan was made for. costs: whether steps' times cut the lengths further.
 
     draft: the store of the model that proposes, which the plan must have room for; None: prompt n-grams.
+    ids: the draft's for the model's; None: the same.
     """
 
     machine: HardwareProfile
     lengths: LengthOptions = field(default_factory=LengthOptions)
     costs: bool = True
     draft: Path | None = None
+    ids: IdMap | None = None
 
 
 def make_speculator(
@@ -58,10 +61,10 @@ def make_proposer(options: SpeculationOptions, plan: Plan, backend: Backend, val
     """A draft model where there is one, else prompt n-grams. Raises as `make_speculator`."""
     if options.draft is None:
         return NgramProposer()
-    return _draft(options.draft, plan, backend, valid_tokens)
+    return _draft(options.draft, options.ids, plan, backend, valid_tokens)
 
 
-def _draft(path: Path, plan: Plan, backend: Backend, valid_tokens: int) -> DraftModel:
+def _draft(path: Path, ids: IdMap | None, plan: Plan, backend: Backend, valid_tokens: int) -> DraftModel:
     store = Store.open(path)
     room = plan.draft
     if room is None or not room.pages:
@@ -69,10 +72,12 @@ def _draft(path: Path, plan: Plan, backend: Backend, valid_tokens: int) -> Draft
             f"the plan has no memory for the KV cache of the draft model {store.spec.name}",
             remedy="choose a smaller model.context or engine.requests, or speculative.use: ngram",
         )
-    if store.spec.vocab < valid_tokens:
+    needed = valid_tokens if ids is None else ids.most + 1
+    if store.spec.vocab < needed:
         raise ConfigError(
-            f"the draft model {store.spec.name} has {store.spec.vocab} token ids, the model {valid_tokens}",
+            f"the draft model {store.spec.name} has {store.spec.vocab} token ids, {needed} are used",
             remedy="choose a draft with the same tokenizer, or speculative.use: ngram",
         )
     kv = KvSpec.of(store.spec, room.page_tokens, cast(KvDtype, plan.kv.dtype))
-    return DraftModel(Decoder(store.spec, store, backend), kv, room.pages, room.context, plan.chunk)
+    decoder = Decoder(store.spec, store, backend)
+    return DraftModel(decoder, kv, room.pages, room.context, plan.chunk, ids)

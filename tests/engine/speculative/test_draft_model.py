@@ -4,30 +4,87 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from engines import GREEDY, make_engine, prompt_of
+from numpy.typing import NDArray
 from test_exact import LONG, facts, requests, run
 from tiny_model import VOCAB, TinyStore, moe_spec
 
-from strata.core import FinishReason, Request, SamplingParams
+from strata.core import Batch, FinishReason, Request, SamplingParams
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.proposer import Ask
 from strata.engine.speculative.speculator import Speculator
+from strata.engine.speculative.vocabulary import IdMap, map_ids
 from strata.model.decoder import Decoder
 
 
 def with_draft(
-    decoder: Decoder, draft: Decoder, length: int = 4, pages: int = 100, context: int = 64
+    decoder: Decoder,
+    draft: Decoder,
+    length: int = 4,
+    pages: int = 100,
+    context: int = 64,
+    ids: IdMap | None = None,
 ) -> Engine:
     """An engine over `decoder` whose drafts `draft` proposes."""
     engine = make_engine(decoder)
-    model = DraftModel(draft, engine.kv, pages, context, chunk=16)
+    model = DraftModel(draft, engine.kv, pages, context, chunk=16, ids=ids)
     engine.speculator = Speculator(model, LengthOptions(length, fixed=True), None)
     return engine
+
+
+class Renumbered:
+    """A decoder whose ids are others: `order` has the decoder's id for each of them."""
+
+    def __init__(self, decoder: Decoder, order: NDArray[np.int32]) -> None:
+        self.decoder, self.order = decoder, order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def forward(self, batch: Batch, cache: Any) -> Any:
+        logits = self.decoder.forward(replace(batch, token_ids=self.order[batch.token_ids]), cache)
+        return None if logits is None else self.decoder.backend.to_numpy(logits)[:, self.order]
+
+
+def renumbered(decoder: Decoder, lacking: int = 0) -> tuple[Decoder, IdMap]:
+    """The decoder with shuffled ids, of which the last ones are not told to be the same tokens."""
+    order = np.random.default_rng(3).permutation(VOCAB).astype(np.int32)
+    spelling = {index: f"{mine}" for index, mine in enumerate(order[: VOCAB - lacking])}
+    ids = map_ids({index: f"{index}" for index in range(VOCAB)}, spelling, VOCAB)
+    assert ids is not None
+    return cast(Decoder, Renumbered(decoder, order)), ids
+
+
+@pytest.mark.parametrize(("lacking", "least", "most"), [(0, 0.98, 1.0), (VOCAB // 5, 0.1, 0.97)])
+def test_a_draft_with_other_ids_changes_nothing(
+    cpu_decoders: dict[str, Decoder], lacking: int, least: float, most: float
+) -> None:
+    """The model itself under other ids guesses as well as under its own; without some of them, less well."""
+    alone = {}
+    for request in requests():
+        alone.update(run(make_engine(cpu_decoders["moe"]), [request]))
+    draft, ids = renumbered(cpu_decoders["moe"], lacking)
+    engine = with_draft(cpu_decoders["moe"], draft, ids=ids)
+    assert facts(run(engine, requests(), random.Random(1))) == facts(alone)
+    assert engine.speculator is not None
+    assert engine.speculator.figures.proposed > 50
+    assert least <= engine.speculator.figures.acceptance <= most
+
+
+def test_ids_that_a_draft_lacks_are_never_proposed() -> None:
+    ids = map_ids({0: "a", 1: "b", 2: "c"}, {5: "c", 7: "a", 8: "a"}, 4)
+    assert ids is not None
+    assert ids.ids([0, 1, 2, 3, 99]) == [7, 5, 5, 5, 5]
+    row = np.arange(9, dtype=np.float32)
+    assert ids.logits(row).tolist() == [7.0, -np.inf, 5.0, -np.inf]
+    assert row.tolist() == list(range(9))
 
 
 @pytest.fixture(scope="module")
