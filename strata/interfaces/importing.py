@@ -15,6 +15,7 @@ import xxhash
 from strata.errors import IncompleteError, StoreError
 from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
 from strata.model.resolve import Resolved, resolve
+from strata.plan.spec import FURTHER
 from strata.store.checkpoint import open_checkpoint
 from strata.store.checkpoint_file import inside
 from strata.store.convert import ConvertReport, convert
@@ -30,18 +31,22 @@ _MAX_EXTRA_BYTES = 256 << 20
 _TOKENIZER = "tokenizer.json"
 
 
-def open_and_resolve(path: Path) -> tuple[CheckpointSource, Resolved]:
-    """A checkpoint and what it is; what Strata does not support is refused by name."""
+def open_and_resolve(path: Path, *, further: bool = False) -> tuple[CheckpointSource, Resolved]:
+    """A checkpoint and what it is; what Strata does not support is refused by name.
+
+    further: its layer that predicts further tokens instead.
+    """
     source = open_checkpoint(path)
-    return source, resolve_checkpoint(source)
+    return source, resolve_checkpoint(source, further=further)
 
 
-def resolve_checkpoint(source: CheckpointSource) -> Resolved:
+def resolve_checkpoint(source: CheckpointSource, *, further: bool = False) -> Resolved:
     """What a checkpoint is, with a name."""
     kind: Any = source.kind
-    resolved = resolve(source.config, source.tensors, kind)
+    resolved = resolve(source.config, source.tensors, kind, further=further)
     if resolved.spec.name == resolved.spec.architecture:  # config.json seldom has a name, its folder does
         name = source.path.resolve().name.removesuffix(".gguf").removesuffix(".safetensors")
+        name += FURTHER if resolved.spec.further else ""
         resolved = dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, name=name))
     return resolved
 
@@ -52,12 +57,14 @@ def import_checkpoint(
     options: ConvertOptions,
     progress: Progress | None = None,
     refine: Refine | None = None,
+    further: bool = False,
 ) -> ConvertReport:
     """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids.
 
-    refine: the last word on the options, when the model is known.
+    refine: the last word on the options, when the model is known. further: only its layer that predicts
+    further tokens.
     """
-    source, resolved = open_and_resolve(path)
+    source, resolved = open_and_resolve(path, further=further)
     options = refine(source, resolved, options) if refine is not None else options
     extra = extra_files(source)
     report = _convert(source, resolved, out, options, extra, progress)
@@ -113,7 +120,9 @@ def _convert(
     extra: Mapping[str, bytes],
     progress: Progress | None,
 ) -> ConvertReport:
-    return convert(source, resolved.spec, resolved.targets, resolved.experts, out, options, extra, progress)
+    targets, experts = resolved.targets, resolved.experts
+    report = convert(source, resolved.spec, targets, experts, out, options, extra, progress)
+    return dataclasses.replace(report, notes=(*report.notes, *resolved.notes))
 
 
 def extra_files(source: CheckpointSource) -> dict[str, bytes]:

@@ -28,6 +28,7 @@ class Inspection:
     """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config".
 
     quality: of a store, what its formats cost, in words; receipts: as measured, oldest first.
+    notes: what of a checkpoint a conversion would leave out.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Inspection:
     summary: Summary | None
     quality: str = ""
     receipts: LoadedReceipts = NO_RECEIPTS
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For --json: counts in parameters, sizes in bytes."""
@@ -55,6 +57,7 @@ class Inspection:
             "moe_layers": self.counts.moe_layers,
             "experts": self.counts.experts,
             "top_k": self.counts.top_k,
+            "notes": list(self.notes),
             **({} if self.summary is None else _summary_json(self.summary)),
             **(self._quality_json() if self.kind == "store" else {}),
             "spec": self.spec.to_json(),
@@ -86,7 +89,7 @@ def inspect_path(path: Path) -> Inspection:
         return Inspection(path, "config", spec, count(spec), None)
     source, found = open_and_resolve(path)
     summary = inspect_source(source, found.spec, found.targets, found.experts)
-    return Inspection(path, source.kind, found.spec, count(found.spec), summary)
+    return Inspection(path, source.kind, found.spec, count(found.spec), summary, notes=found.notes)
 
 
 def _inspect_store(path: Path) -> Inspection:
@@ -127,7 +130,10 @@ def describe(found: Inspection) -> str:
             f"  experts      {counts.experts} per layer, {counts.top_k} per token, "
             f"{counts.per_expert:,} parameters each"
         )
-    return "\n".join([*lines, *_part_lines(found.summary), *_quality_lines(found)])
+    if spec.further:
+        lines.append("  MTP head     predicts the token after the next; no model of its own")
+    left_out = [f"  left out     {note}" for note in found.notes]
+    return "\n".join([*lines, *_part_lines(found.summary), *_quality_lines(found), *left_out])
 
 
 def _quality_lines(found: Inspection) -> list[str]:

@@ -70,6 +70,17 @@ def _threads(plan: Plan) -> str:
     return f"{len(plan.cpus)} thread{'s' if len(plan.cpus) > 1 else ''}{where}"
 
 
+def _draft_threads(plan: Plan) -> str:
+    """Where the draft computes: on the home node, or where the model does, when that does not."""
+    assert plan.draft is not None
+    if not plan.draft.cpus:
+        return "on the model's threads, in turn with it"
+    count, where = len(plan.draft.cpus), format_cpu_list(plan.draft.cpus) if plan.bind else "unbound"
+    return (
+        f"{count} thread{'s' * (count > 1)} on node {plan.nodes[0]} (CPUs {where}), in turn with the model's"
+    )
+
+
 def _device(plan: Plan) -> str:
     device = plan.device
     assert device is not None
@@ -110,7 +121,8 @@ def _facts(plan: Plan) -> Iterator[str]:
     if plan.draft:
         yield (
             f"draft     {printable(plan.draft.model)}: {format_size(plan.draft.weights)} of weights, "
-            f"{format_size(plan.draft.nbytes)} of KV for {plan.draft.context} tokens, on the host"
+            f"{format_size(plan.draft.nbytes)} of KV for {plan.draft.context} tokens, on the host, "
+            f"{_draft_threads(plan)}"
         )
     for node in plan.threads:
         where = f"on CPUs {format_cpu_list(node.cpus)}" if plan.bind else "unbound"

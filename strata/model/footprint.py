@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends.base import KvSpec
+from strata.errors import UnsupportedError
 from strata.memory.regions import aligned
 from strata.model.counts import expert_parameters
 from strata.model.resolve import Resolved, promised
@@ -34,7 +35,12 @@ class Contents:
 
 
 def contents_of_store(manifest: Manifest) -> Contents:
-    """Of a converted model."""
+    """Of a converted model. UnsupportedError for a layer that predicts further tokens of one."""
+    if manifest.spec.further:
+        raise UnsupportedError(
+            f"{manifest.spec.name} is one layer that predicts further tokens (MTP head), no model",
+            remedy="run the model that it belongs to; heads are kept in stores, but not computed yet",
+        )
     return Contents(manifest.spec, manifest.tensors, manifest.layers)
 
 

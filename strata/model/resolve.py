@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from strata.errors import FileFormatError, IncompleteError, UnsupportedError
 from strata.model.architectures import BY_GGUF, BY_HF_TYPE
 from strata.model.architectures.base import Architecture
 from strata.model.architectures.fields import MAX_ROUTED, Fields
+from strata.model.architectures.further import further_layers, further_spec, further_targets
 from strata.model.architectures.lookup import Lookup, Promise
 from strata.model.architectures.names import Names
 from strata.model.architectures.targets import build_targets
@@ -36,20 +37,27 @@ _LAYER = re.compile(r"^(?:model\.layers|blk)\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A model ready for the converter. `targets` and `experts` are empty when no tensors were given."""
+    """A model ready for the converter. `targets` and `experts` are empty when no tensors were given.
+
+    notes: what of the checkpoint is left out, one sentence each.
+    """
 
     spec: ModelSpec
     targets: list[TargetTensor] = field(default_factory=list)
     experts: list[TargetExpert] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
     config: Mapping[str, Any],
     tensors: Mapping[str, TensorInfo] | None,
     kind: Literal["safetensors", "gguf"],
+    *,
+    further: bool = False,
 ) -> Resolved:
     """Resolve a config.json (`kind` "safetensors") or GGUF metadata.
 
+    further: not the model but its first layer that predicts further tokens (MTP).
     Raises UnsupportedError for what Strata does not do, by name; FileFormatError for values that cannot be
     and shapes that disagree; IncompleteError for missing tensors.
     """
@@ -66,9 +74,35 @@ def resolve(
     _refuse_quantized(tensors, fields)
     lookup = Lookup(tensors, fields.source)
     names = _names(architecture, lookup, kind)
-    targets, experts = build_targets(spec, names, lookup, kind == "gguf" and architecture.gguf_rotated)
+    rotated = kind == "gguf" and architecture.gguf_rotated
+    targets, experts = build_targets(spec, names, lookup, rotated)
     _refuse_unused(lookup, spec)
-    return Resolved(spec, targets, experts)
+    behind = further_layers(tensors, spec.layers)
+    if not further:
+        return Resolved(spec, targets, experts, _left_out(tensors, behind))
+    if not behind:
+        raise UnsupportedError(
+            f"{lookup.source}: no layer behind the model's {spec.layers} predicts further tokens",
+            remedy="convert the model itself, without --further",
+        )
+    found = further_targets(spec, names, lookup, rotated)
+    return Resolved(further_spec(spec), *found, _left_out(tensors, behind[1:]))
+
+
+def _left_out(tensors: Mapping[str, TensorInfo], layers: Sequence[int]) -> tuple[str, ...]:
+    """What is not read: layers that predict further tokens."""
+    return tuple(
+        f"layer {layer} predicts further tokens (MTP) and is left out, "
+        f"{sum(info.nbytes for name, info in tensors.items() if _layer_of(name) == layer)} bytes: --further "
+        f"converts the first such layer to a store of its own"
+        for layer in layers
+    )
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a checkpoint's tensor belongs to; -1: none."""
+    found = _LAYER.match(name)
+    return int(found.group(1)) if found else -1
 
 
 def promised(config: Mapping[str, Any]) -> tuple[Resolved, str]:
@@ -187,8 +221,7 @@ def _refuse_unused(lookup: Lookup, spec: ModelSpec) -> None:
             continue
         if spec.tied_head and name == "lm_head.weight":
             continue
-        layer = _LAYER.match(name)
-        if layer and int(layer.group(1)) >= spec.layers:  # layers that predict further tokens (MTP)
+        if _layer_of(name) >= spec.layers:  # layers that predict further tokens (MTP)
             continue
         raise UnsupportedError(
             f"{lookup.source}: tensor {name} is no part of {spec.architecture} as Strata knows it"

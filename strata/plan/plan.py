@@ -91,7 +91,12 @@ class KvPlan:
 @dataclass(frozen=True)
 class DraftPlan:
     """The model that proposes tokens, at the host. nbytes: of all `pages` of its KV cache. context: tokens of
-    a request that it can read, 0 where its KV cache does not fit."""
+    a request that it can read, 0 where its KV cache does not fit.
+
+    cpus: one per thread of its own, on the home node (the device's, else the first): a small model is slower
+    across sockets. The experts' threads that stand there are idle while it proposes. (): the model's threads,
+    where nothing is placed on nodes.
+    """
 
     model: str
     weights: int
@@ -99,6 +104,7 @@ class DraftPlan:
     page_tokens: int
     pages: int
     nbytes: int
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

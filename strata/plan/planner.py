@@ -122,7 +122,9 @@ class _Planner:
         pages = draft.pages(context, kv.requests)
         if pages * draft.page_bytes > room:
             context = pages = 0
-        return DraftPlan(draft.name, draft.total, context, kv.page_tokens, pages, pages * draft.page_bytes)
+        nbytes = pages * draft.page_bytes
+        cpus = self.choice.threads[self.choice.nodes[0]] if len(self.choice.nodes) > 1 else ()
+        return DraftPlan(draft.name, draft.total, context, kv.page_tokens, pages, nbytes, cpus)
 
     def _draft_of(self, host: HostPlan, kv: KvPlan) -> DraftPlan | None:
         """The same, by what the host's plan has for it."""

@@ -116,6 +116,10 @@ class ExpertSpec:
     shared_gate: bool = False
 
 
+FURTHER = "_mtp"
+"""What the architecture of a layer that predicts further tokens ends in; see `ModelSpec.further`."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """One model. Sizes in elements; `moe_layers[i]` says whether layer i routes.
@@ -145,6 +149,11 @@ class ModelSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+
+    @property
+    def further(self) -> bool:
+        """Whether this is no model but a layer that predicts further tokens of one (MTP head)."""
+        return self.architecture.endswith(FURTHER)
 
     def is_moe(self, layer: int) -> bool:
         """Whether decoder layer `layer` has routed experts."""

@@ -19,6 +19,12 @@ per layer, prefixed `layers.N.`:
     router.weight [experts, hidden] plain; router.bias, router.select_bias [experts] plain
     shared_expert.gate_up.weight, shared_expert.down.weight; shared_expert.gate.weight [1, hidden] plain
 
+a layer that predicts further tokens (MTP head) is a store of its own: that layer as layer 0, an embedding, a
+head, and what makes the layer's input of the next token's embedding e and the hidden state h,
+join.embed * embed_norm(e) + join.hidden * hidden_norm(h):
+    embed_norm.weight, hidden_norm.weight [hidden] plain
+    join.embed.weight, join.hidden.weight [hidden, hidden]
+
 Routed experts live in `experts/expert-EEE.safetensors`, one U8 record `layers.N` per MoE layer.
 """
 
@@ -29,6 +35,10 @@ from strata.core import ExpertId
 EMBED = "embed.weight"
 HEAD = "head.weight"
 FINAL_NORM = "final_norm.weight"
+EMBED_NORM = "embed_norm.weight"
+HIDDEN_NORM = "hidden_norm.weight"
+JOIN_EMBED = "join.embed.weight"
+JOIN_HIDDEN = "join.hidden.weight"
 
 
 def layer(index: int, part: str) -> str:

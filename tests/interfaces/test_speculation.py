@@ -65,6 +65,18 @@ def test_run_gives_the_same_text_with_every_proposer() -> None:
     assert max(i for i, count in enumerate(ngrams["speculation"]["lengths"]) if count) <= 4  # type: ignore[index]
 
 
+def test_a_stop_text_inside_an_accepted_run() -> None:
+    """case-29: the answer ends where it ends without drafts."""
+    whole = answer("--no-draft")["text"]
+    assert isinstance(whole, str)
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    texts = [
+        answer("--stop", stop, *flags)["text"]
+        for flags in (["--no-draft"], ["--draft", "8"], ["-md", "demo-draft"])
+    ]
+    assert texts[0] == texts[1] == texts[2] == whole[: whole.index(stop)]
+
+
 def test_the_plan_has_room_for_the_draft(machine: HardwareProfile) -> None:
     """Weights and KV of the draft are parts of the host's memory, and the engine obeys them."""
     config = load_config(None, configured(draft="demo-draft"))
@@ -84,13 +96,9 @@ def respelled(change: Callable[[dict[str, int]], dict[str, int]]) -> Tokenizer:
     vocabulary = json.loads(files["tokenizer.json"])
     model = vocabulary["model"]
     model["vocab"] = change(model["vocab"])
-    model["merges"] = [pair for pair in model["merges"] if _merged(pair) in model["vocab"]]
+    model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= model["vocab"].keys()]
     files["tokenizer.json"] = json.dumps(vocabulary).encode()
     return Tokenizer(files, where="other")
-
-
-def _merged(pair: str | list[str]) -> str:
-    return "".join(pair.split(" ") if isinstance(pair, str) else pair)
 
 
 def test_drafts_with_the_same_tokens_under_other_ids_are_mapped() -> None:

@@ -65,6 +65,7 @@ UNSUPPORTED = [
     (LLAMA, {"head_dim": 15}, "RoPE over 15 dimensions"),
     (LLAMA, {"hidden_act": "relu2"}, "relu2"),
     (LLAMA, {"mlp_bias": True}, "mlp_bias"),
+    # case-29: states that cannot be rewound would keep rejected drafts.
     ({**LLAMA, "model_type": "qwen3"}, {"layer_types": ["linear_attention"]}, "linear_attention"),
     ({**LLAMA, "model_type": "qwen3_next"}, {}, "qwen3_next"),
     ({**LLAMA, "model_type": "minicpm"}, {"scale_emb": 12}, "minicpm"),
@@ -222,7 +223,9 @@ def test_tensors_without_weights_and_mtp_layers_are_passed_over() -> None:
         "lm_head.weight": (32, 64),
     }
     plain = resolve(LLAMA, llama_tensors(), "safetensors")
-    assert resolve(LLAMA, llama_tensors(**extra), "safetensors") == plain
+    found = resolve(LLAMA, llama_tensors(**extra), "safetensors")
+    assert (found.spec, found.targets, found.experts) == (plain.spec, plain.targets, plain.experts)
+    assert not plain.notes and "layer 1 predicts further tokens" in found.notes[0]
     with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.eh_proj"):
         resolve(LLAMA, llama_tensors(**{"model.layers.0.eh_proj.weight": (64, 128)}), "safetensors")
 

@@ -54,6 +54,16 @@ def test_the_calling_thread_is_on_the_cards_node() -> None:
     assert made.teams == (0, 0, 0, 1, 1, 1)
 
 
+def test_a_draft_stands_on_the_cards_node() -> None:
+    """On all threads of it, for the experts' are idle meanwhile; with one node on the model's own."""
+    made = plan(card_at(1, machine(2, cores=3)), draft=toy())
+    assert made.draft.cpus == (3, 4, 5)
+    assert plan(machine(2, cores=3, device_gib=None), draft=toy()).draft.cpus == (0, 1, 2)
+    assert plan(cut(machine(2, cores=3, device_gib=None), n0=(1,)), draft=toy()).draft.cpus == (1,)
+    for alone in (plan(machine(1), draft=toy()), plan(machine(2), draft=toy(), numa=False)):
+        assert alone.draft.cpus == ()
+
+
 def test_off_binds_nothing() -> None:
     made = plan(card_at(1, machine(2)), numa=False)
     assert (made.nodes, made.bind, made.teams, made.host.spread) == ((), False, (), "interleave")

@@ -104,11 +104,12 @@ class SpeculativeBench:
         self._limits = Limits()
 
     def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
-        """Every policy in turn, `repeats` times over: what changes on the machine meets all of them."""
+        """Every policy in turn, `repeats` times over, there and back: what changes on the machine, slowly or
+        at once, meets all of them."""
         plain: list[int] = []
         self._limits = self._probe()
-        for _ in range(repeats):
-            for name, *_ in POLICIES:
+        for turn in range(repeats):
+            for name, *_ in POLICIES if turn % 2 == 0 else reversed(POLICIES):
                 run, text = self._run(workload, name, tokens, plain)
                 plain = plain or text
                 yield run

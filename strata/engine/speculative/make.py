@@ -16,6 +16,7 @@ from strata.engine.speculative.proposer import Proposer
 from strata.engine.speculative.speculator import Speculator
 from strata.engine.speculative.vocabulary import IdMap
 from strata.errors import CapacityError, ConfigError
+from strata.hardware.cpu import CpuChoice
 from strata.hardware.profile import HardwareProfile
 from strata.model.decoder import Decoder
 from strata.plan.decode_cost import DecodeCost
@@ -64,6 +65,20 @@ def make_proposer(options: SpeculationOptions, plan: Plan, backend: Backend, val
     return _draft(options.draft, options.ids, plan, backend, valid_tokens)
 
 
+def draft_backend(plan: Plan, backend: Backend) -> Backend:
+    """On threads of its own at the home node, with its KV pages there, where the plan says so.
+
+    They work while the model's do not: the draft proposes between two of its steps.
+    """
+    from strata.backends.cpu import CpuBackend
+
+    assert plan.draft is not None
+    if not plan.draft.cpus or not isinstance(backend, CpuBackend):
+        return backend
+    chosen = CpuChoice(plan.draft.cpus, plan.bind, nodes=plan.nodes[:1])
+    return CpuBackend(activations=backend.activations, chosen=chosen)
+
+
 def _draft(path: Path, ids: IdMap | None, plan: Plan, backend: Backend, valid_tokens: int) -> DraftModel:
     store = Store.open(path)
     room = plan.draft
@@ -79,5 +94,5 @@ def _draft(path: Path, ids: IdMap | None, plan: Plan, backend: Backend, valid_to
             remedy="choose a draft with the same tokenizer, or speculative.use: ngram",
         )
     kv = KvSpec.of(store.spec, room.page_tokens, cast(KvDtype, plan.kv.dtype))
-    decoder = Decoder(store.spec, store, backend)
+    decoder = Decoder(store.spec, store, draft_backend(plan, backend))
     return DraftModel(decoder, kv, room.pages, room.context, plan.chunk, ids)

@@ -29,6 +29,7 @@ _FORMAT = "FORMAT"
 )
 @click.option("--stats", metavar="STATS", help="What `strata calibrate` found; for --budget.")
 @click.option("--budget", metavar="SIZE", help="E.g. 60GiB: choose the formats of auto parts by STATS.")
+@click.option("--further", is_flag=True, help="Only the layer that predicts further tokens (MTP).")
 @click.option("--requantize", is_flag=True, help="With auto: do not keep the source's own quantization.")
 @click.option("--allow-nan", is_flag=True, help="Store NaN and Inf as 0 and count them.")
 @click.option("--force", is_flag=True, help="Replace an existing store, once the new one is complete.")
@@ -44,6 +45,7 @@ def command(
     layers: tuple[str, ...],
     stats: str | None,
     budget: str | None,
+    further: bool,
     requantize: bool,
     allow_nan: bool,
     force: bool,
@@ -61,6 +63,7 @@ def command(
       strata convert models/Qwen3-30B-A3B --out stores/qwen3-30b
       strata convert model.gguf --out stores/model --experts w4g64 --shared w4g128 --head w8
       strata convert models/Qwen3-30B-A3B --out stores/best --budget 20GiB --stats qwen3.stats
+      strata convert models/GLM-4.5-Air --further --out stores/glm-4.5-air-mtp
     """
     from strata.interfaces.bundled import model_path
     from strata.interfaces.importing import import_checkpoint
@@ -82,7 +85,9 @@ def command(
     refine = _within(budget, stats) if budget is not None else None
     try:
         with progress_bar("converting") as progress:
-            report = import_checkpoint(model_path(source), Path(out), options, progress, refine=refine)
+            report = import_checkpoint(
+                model_path(source), Path(out), options, progress, refine=refine, further=further
+            )
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise

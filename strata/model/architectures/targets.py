@@ -16,7 +16,7 @@ def build_targets(
     spec: ModelSpec, names: Names, lookup: Lookup, rotated: bool
 ) -> tuple[list[TargetTensor], list[TargetExpert]]:
     """All targets of a checkpoint. rotated: q and k rows are in the order of interleaved rotation (GGUF)."""
-    builder = _Builder(spec, names, lookup, rotated)
+    builder = Builder(spec, names, lookup, rotated)
     builder.matrix(store.EMBED, "embed", spec.vocab, spec.hidden, kind="embed")
     for layer in range(spec.layers):
         builder.layer(layer)
@@ -32,7 +32,9 @@ def _halves_of_pairs(heads: int, dim: int) -> tuple[int, ...]:
     return tuple(h * dim + 2 * t + j for h in range(heads) for j in (0, 1) for t in range(dim // 2))
 
 
-class _Builder:
+class Builder:
+    """Collects targets; `index` is the layer of the checkpoint that `layer` is at."""
+
     def __init__(self, spec: ModelSpec, names: Names, lookup: Lookup, rotated: bool) -> None:
         self.spec = spec
         self.names = names

@@ -120,3 +120,26 @@ def test_512_tokens_of_ones(cpu_decoders: dict[str, Decoder], length: int) -> No
         texts.append(list(engine.generate(Request("a", [1, 1, 1], replace(GREEDY, max_tokens=512)))))
     assert len(texts[0]) == 512
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 8])
+def test_an_end_inside_an_accepted_run(cpu_decoders: dict[str, Decoder], length: int) -> None:
+    """case-29: max_tokens or a stop id inside a run of accepted tokens; a draft that knows all of it."""
+    decoder = cpu_decoders["moe"]
+    (long,) = run(make_engine(decoder), [Request("long", prompt_of(7), LONG)]).values()
+    told = long[0].request.generated
+    wanted = [
+        *(
+            Request(f"{count} tokens", prompt_of(7), replace(LONG, max_tokens=count))
+            for count in range(1, 20)
+        ),
+        *(Request(f"stop {place}", prompt_of(7), LONG, frozenset((told[place],))) for place in range(19)),
+    ]
+    alone: dict[str, list[Event]] = {}
+    for request in wanted:
+        again = replace(request, tokens=[], pages=[])
+        alone |= run(make_engine(decoder), [again])
+    engine = make_engine(decoder, pages=400)
+    oracle = Oracle({request.request_id: told for request in wanted}, 0.0)
+    engine.speculator = Speculator(oracle, LengthOptions(length, fixed=True), None)
+    assert facts(run(engine, wanted)) == facts(alone)

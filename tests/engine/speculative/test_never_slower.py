@@ -15,12 +15,13 @@ from strata.engine.speculative.ledger import BUDGET, LOSS, PROMISE, WINDOW, Ledg
 from strata.engine.speculative.step_times import DEARER, LEAST_ROW
 
 
-def costs(parts: list[float]) -> Cost:
-    """Seconds by rows. A plain step takes 1; each row more takes a part of the most that a row may take,
-    which is DEARER times what those before it took on average, and a plain step at most."""
-    table, taken = [1.0], 0.0
+def costs(parts: list[float], requests: int) -> Cost:
+    """Seconds by rows. A plain step takes 1, of one row for each request. Each row more takes a part of the
+    most that a row may take: DEARER times what those before it took on average, a request's share of a plain
+    step at most."""
+    table, taken = [1.0] * requests, 0.0
     for rows, part in enumerate(parts, 1):
-        most = 1.0 if rows == 1 else min(1.0, DEARER * max(LEAST_ROW, taken / (rows - 1)))
+        most = 1 / requests if rows == 1 else min(1 / requests, DEARER * max(LEAST_ROW, taken / (rows - 1)))
         taken += part * most
         table.append(1.0 + taken)
     return lambda rows: table[rows - 1]
@@ -64,7 +65,7 @@ def test_no_window_is_slower_than_promised(
     texts = [by_segments(segments, seed + i) for i in range(requests)]
     kind, drafting = (Matches, 0.0) if matches else (Drafts, drafting)
     drafts = kind(lambda name, position: texts[int(name)][position], drafting)
-    cost = costs(increments)
+    cost = costs(increments, requests)
     steps, _ = decode(drafts, cost, lambda rows: 1 + 0.05 * rows, 260, requests)
     for name in map(str, range(requests)):
         assert slowest_window(steps, cost(requests), name) >= 0.97 - 1e-9
