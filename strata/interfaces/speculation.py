@@ -64,7 +64,7 @@ def match_vocabularies(model: Tokenizer, draft: Tokenizer, name: str) -> IdMap |
     """
     mine, other = model.spelling(), draft.spelling()
     ids = map_ids(mine, other, model.vocab_size)
-    missing = [index for index in mine if ids is not None and ids.drafted[index] < 0]
+    missing = sorted(index for index in mine if ids is not None and ids.drafted[index] < 0)
     if len(missing) <= (1 - LEAST_SHARE) * len(mine):
         return ids
     raise ConfigError(

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from fake_numa import FakeNuma
 
+from strata.backends.base import KvSpec
 from strata.core import Request, SamplingParams
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine, plan_store
 from strata.engine.placement import NumaSystem, settle
+from strata.engine.speculative.draft_model import DraftModel
+from strata.engine.speculative.make import SpeculationOptions
 from strata.errors import CapacityError
 from strata.hardware.numa import MemoryNode
 from strata.hardware.numa_calls import Policy
@@ -22,7 +25,9 @@ from strata.hardware.profile_file import load_profile
 from strata.interfaces.bundled import model_path
 from strata.interfaces.server.engine_figures import node_figures
 from strata.memory.host_arena import System
+from strata.model.footprint import contents_of_store, footprint
 from strata.plan.options import PlanOptions
+from strata.store.manifest import read_manifest
 
 GIB = 1 << 30
 DEMO = Path(model_path("demo"))
@@ -98,6 +103,29 @@ def test_a_copy_on_every_node_gives_the_same_text() -> None:
     assert answer(engine) == answer(load(TwoNodes(), machine(1)))
     first, second, _ = engine.placement.ranges()
     assert first.nbytes == second.nbytes and (first.nodes, second.nodes) == ((0,), (1,))
+
+
+def with_draft(nodes: int) -> Engine:
+    """The demo and its draft on so many nodes."""
+    path = Path(model_path("demo-draft"))
+    contents = contents_of_store(read_manifest(path))
+    draft = footprint(contents, KvSpec.of(contents.spec, 32, "int8"))
+    plan = plan_store(DEMO, machine(nodes), PlanOptions(context=128, draft=draft))
+    speculation = SpeculationOptions(machine(nodes), draft=path)
+    return load_engine(DEMO, replace(plan, bind=False), numa=TwoNodes(), speculation=speculation)
+
+
+def test_a_draft_has_threads_of_its_own_on_the_first_of_two_nodes() -> None:
+    """On one node it works on the model's; the text is the same."""
+    backends = []
+    for nodes in (1, 2):
+        engine = with_draft(nodes)
+        assert answer(engine) == answer(load(TwoNodes(), machine(1)))
+        assert engine.speculator is not None and isinstance(engine.speculator.proposer, DraftModel)
+        backends.append((engine.speculator.proposer.decoder.backend, engine.decoder.backend))
+    (alone, model), (own, other) = backends
+    assert alone is model and own is not other
+    assert own.chosen_cpus.cpus == (0,) and own.chosen_cpus.nodes == (0,)
 
 
 def test_one_node_asks_the_kernel_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP heads): kept when asked for, told when not, never run as a model."""
+"""Layers that predict further tokens (MTP heads): kept when asked for, told when not, no model to run."""
 
 from __future__ import annotations
 
