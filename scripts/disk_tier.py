@@ -197,7 +197,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         shared = store.manifest.files[0].bytes
         room = options.limit - anonymous_bytes() - shared - MARGIN
         held = room // max(record.layout().record_bytes for record in store.manifest.layers.values())
-        tier = open_tier(store, held, load_heat(store), policy=options.policy or POLICY)
+        tier = open_tier(store, held, load_heat(store).heat, policy=options.policy or POLICY)
         engine.decoder = engine.executor.decoder = Decoder(store.spec, store, engine.decoder.backend, tier)
     if options.favour is not None:
         known = options.known if options.child == "foresee" else None

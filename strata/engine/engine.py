@@ -124,6 +124,7 @@ class Engine:
         self.speculator = speculator
         self.observers: list[Callable[[StepDone], None]] = []
         self.placement: Placement | None = None  # what load_engine bound to memory nodes
+        self.heat_fault = ""  # why what earlier runs noted of the experts is of no use
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
 

@@ -88,7 +88,8 @@ def load_engine(
         token_seconds=1.0 / plan.predictions[-1].tokens_per_second,
         share_prefixes=share_prefixes,
     )
-    heat = load_heat(store)
+    loaded = load_heat(store)
+    heat = loaded.heat
     placement = place(plan, store, numa, slices=backend == "cpu", heat=heat)
     made = cpu = make_backend(backend, plan, activations)
     if device is not None:
@@ -106,6 +107,7 @@ def load_engine(
     placement.know("KV pages", engine.kv_memory, plan.nodes[:1] if device is not None else plan.nodes)
     placement.watch(engine.observers)
     keep_heat(engine, heat, store)
+    engine.heat_fault = "" if loaded.missing else loaded.reason
     if speculation is not None:
         contents = contents_of_store(store.manifest)
         own, known = footprint(contents, engine.kv), options.valid_tokens

@@ -9,7 +9,7 @@ import strata
 from strata.errors import CapacityError
 from strata.memory.expert_host import HostExperts
 from strata.memory.experts import ExpertSpace
-from strata.memory.heat import Heat
+from strata.memory.heat import Heat, LoadedHeat
 from strata.memory.host_arena import host_arena
 from strata.memory.policies import POLICIES
 from strata.store.expert_reader import ExpertReader
@@ -39,11 +39,11 @@ def open_tier(
     return HostExperts(heat.space, records, memory, reader, POLICIES[policy], heat, learns=learns)
 
 
-def load_heat(store: Store) -> Heat:
-    """What earlier runs with this store used, or nothing."""
+def load_heat(store: Store) -> LoadedHeat:
+    """What earlier runs with this store used, or nothing and why."""
     layers, count = store.manifest.layers, store.manifest.expert_count
     space = ExpertSpace(tuple(count * (index in layers) for index in range(store.spec.layers)))
-    return Heat.load(store.path, _fingerprint(store), space).heat
+    return Heat.load(store.path, _fingerprint(store), space)
 
 
 def keep_heat(owner: object, heat: Heat, store: Store) -> None:

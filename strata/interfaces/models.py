@@ -103,8 +103,8 @@ class LoadedModel:
 
     @property
     def note(self) -> str:
-        """What a user who chats should be told, or ""."""
-        return self.format.note
+        """What a user should be told: of the chat template, and of a heat file that is damaged."""
+        return "; ".join(filter(None, (self.format.note, self.engine.heat_fault)))
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text that is continued as it is; control tokens in it count."""

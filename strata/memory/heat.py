@@ -32,10 +32,11 @@ _MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class LoadedHeat:
-    """reason: why it is empty, for the log; "" where the file was read."""
+    """reason: why it is empty; "" where the file was read. missing: there is none, which is no fault."""
 
     heat: Heat
     reason: str
+    missing: bool = False
 
 
 class Heat:
@@ -98,7 +99,7 @@ class Heat:
                 text = file.read(_MAX_BYTES + 1)
             heat._fill(_fields(text, model))
         except FileNotFoundError:
-            return LoadedHeat(cls(model, space), f"there is no {path} yet")
+            return LoadedHeat(cls(model, space), f"there is no {path} yet", missing=True)
         except OSError as error:
             return LoadedHeat(cls(model, space), f"{path}: {error.strerror}")
         except (ValueError, TypeError, KeyError, RecursionError, StoreError) as error:

@@ -68,7 +68,9 @@ def cold(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[int
     """What is answered without any heat file."""
     store = tmp_path_factory.mktemp("cold") / "store"
     shutil.copytree(tiny_store, store, ignore=shutil.ignore_patterns(HEAT))
-    return answer(load(store, device_use="emulated"))
+    started = load(store, device_use="emulated")
+    assert HEAT not in started.note
+    return answer(started)
 
 
 HEATS: dict[str, Any] = {
@@ -94,7 +96,7 @@ def test_a_broken_heat_file_costs_nothing_but_warmth(
     """At the start with a cache of experts, which that file says to fill; answers are the same."""
     store = tmp_path / "store"
     shutil.copytree(tiny_store, store)
-    heat = load_heat(Store.open(store))
+    heat = load_heat(Store.open(store)).heat
     heat.add(next(n for n, count in enumerate(heat.space.per_layer) if count), [0])
     assert not heat.save(store)
     good = (store / HEAT).read_text()
@@ -105,6 +107,7 @@ def test_a_broken_heat_file_costs_nothing_but_warmth(
     else:
         (store / HEAT).write_text(HEATS[kind](good), errors="surrogateescape")
     started = load(store, device_use="emulated")
+    assert HEAT in started.note, "its owner is told"
     warm_up(started, lambda stage, share: None, 3600)
     assert [answer(started), answer(started)] == [cold] * 2
     started.engine.check_integrity()
