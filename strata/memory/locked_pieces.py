@@ -94,7 +94,7 @@ class LockedPieces:
             try:
                 buffer = self._device.host_register(piece, name)
             except PageLockError as error:
-                self._refused[writable] = error
+                self._refused[writable] = error.with_traceback(None)  # whose frames hold the engine
             else:
                 self.locked += piece.nbytes
                 return buffer
