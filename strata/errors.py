@@ -52,7 +52,7 @@ class StoreError(StrataError):
 
 
 class LockedError(StoreError):
-    """Another process is converting into the same store."""
+    """Another process is writing the same store or file of statistics."""
 
 
 class CapacityError(StrataError):

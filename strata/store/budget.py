@@ -3,8 +3,10 @@
 The error of a matrix W in a format that makes it Q is what its output gets wrong, as a share of the output:
 `sum (W - Q)^2 E[x^2] / sum W^2 E[x^2]` over its elements, E[x^2] being the mean square of the column's input
 in the calibration (inputs are taken as uncorrelated), measured on evenly spaced rows. Errors of matrices
-add up. An expert counts by the share of its layer's tokens that it saw: a layer whose busy experts suffer
-gets more bits. All experts of a layer have one layout, so a choice is per layer and part, not per expert.
+add up; those of layers count by 1 / (2 * layers), because attention and FFN are so many branches of which
+the residual is the sum, while the head reads all of it. An expert counts by the share of its layer's tokens
+that it saw: a layer whose busy experts suffer gets more bits. All experts of a layer have one layout, so a
+choice is per layer and part, not per expert.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from strata.errors import CapacityError, WeightValueError
 from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.calibration import CalibrationStats, expert_input, model_fingerprint
-from strata.store.formats import FORMATS, RECORD_ALIGN, ROW_BLOCK, PackedShape, WeightFormat, expert_slices
+from strata.store.formats import FORMATS, ROW_BLOCK, PackedShape, WeightFormat, expert_slices
 from strata.store.manifest import Manifest, SourceRecord
 from strata.store.options import AUTO, ConvertOptions
 from strata.store.pack import dequantize
@@ -98,18 +100,19 @@ def choose_formats(
     units = [unit for unit in _units(spec, plan, targets) if options.wanted(unit.part, unit.layer) == AUTO]
     offers = {unit: _offers(unit, plan, targets, options, samples) for unit in units}
     fixed = _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
-    # Headers grow with the digits of their offsets, by less than a page in every file.
-    fixed += RECORD_ALIGN * (1 + plan.expert_count)
-    chosen = spend(offers, budget - fixed, budget, fixed)
-    formats = _as_options(options, chosen)
+    while True:
+        chosen = spend(offers, budget - fixed, budget, fixed)
+        formats = _as_options(options, chosen)
+        final = _store_bytes(spec, Planner(source, spec, formats).plan(targets, experts))
+        if final <= budget:
+            break
+        fixed += final - budget  # headers have grown with the digits of their offsets
     recorded = {
         "bytes": budget,
         "statistics": xxhash.xxh3_64_hexdigest(stats.info.to_json().encode()),
         "errors": {unit.key: float(f"{offer.error:.3e}") for unit, offer in chosen.items()},
     }
-    made = dataclasses.replace(formats, budget=recorded)
-    final = _store_bytes(spec, Planner(source, spec, made).plan(targets, experts))
-    return Choice(made, budget, final, chosen)
+    return Choice(dataclasses.replace(formats, budget=recorded), budget, final, chosen)
 
 
 def spend(
@@ -294,10 +297,16 @@ class _Samples:
                 rows = target_rows(self.source, target, self.guard, 0)
                 name = names.HEAD if target.kind == "embed" else target.name
                 heads = self.stats.members(name)
+                share = self._branch if unit.layer is not None else 1.0
                 yield (
-                    1.0,
+                    share,
                     [self._sample(rows, run, name, heads) for run in _runs(rows.count, _MATRIX_ROWS, heads)],
                 )
+
+    @property
+    def _branch(self) -> float:
+        """What a layer's attention or FFN is of the residual that the head reads."""
+        return 1 / (2 * self.spec.layers)
 
     def _sample(self, rows: Rows, run: tuple[int, int], name: str, heads: int) -> Sample:
         start, stop = run
@@ -309,7 +318,7 @@ class _Samples:
         several = [expert for expert in self.experts if expert.layer == layer]
         wanted = max(ROW_BLOCK, _LAYER_EXPERT_ROWS // len(several))
         for expert in several:
-            share = float(tokens[expert.index]) / max(1, int(tokens.sum()))
+            share = self._branch * float(tokens[expert.index]) / max(1, int(tokens.sum()))
             if share == 0:
                 continue
             which = ExpertId(layer, expert.index)

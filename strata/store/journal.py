@@ -107,8 +107,8 @@ def _difference(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> st
         if isinstance(old, dict) and isinstance(new, dict):
             key = next(key for key in sorted(set(old) | set(new)) if old.get(key) != new.get(key))
             part, old, new = f"{part}: {key}", old.get(key), new.get(key)
-        return f"{path}: an unfinished conversion differs in its {part}: it has {old!r}, this one {new!r}"
-    return f"{path}: an unfinished conversion of something else"
+        return f"{path}: an unfinished run differs in its {part}: it has {old!r}, this one {new!r}"
+    return f"{path}: an unfinished run of something else"
 
 
 def _remedy(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""One converter per store: an flock'ed file beside it that names the holder's pid.
+"""One writer per store or file of statistics: an flock'ed file beside it that names the holder's pid.
 
 The kernel drops the lock with its process, so the file of a dead converter is stale by nature: the next
 one takes it over.
@@ -44,7 +44,7 @@ def _acquire(path: Path) -> int:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             raise LockedError(
-                f"process {holder} is converting into this store ({path})",
+                f"process {holder} is writing it already ({path})",
                 remedy=f"wait for it to end, or stop it: kill {holder}",
             ) from None
         if not _is_lock(descriptor):

@@ -46,12 +46,18 @@ class UnconvertedStore:
 
     def tensor(self, name: str) -> PackedTensor:
         """A packed matrix, made now."""
-        data = _bytes_of(self._task(name))
-        return PackedTensor(name, self._plan.tensors[name].packed_shape(), data)
+        task, shape = self._task(name), self._plan.tensors[name].packed_shape()
+        data, offset = np.empty(shape.nbytes, np.uint8), 0  # joining the pieces would need twice the memory
+        for piece in task.pieces:
+            part = piece()
+            data[offset : offset + part.nbytes] = part
+            offset += part.nbytes
+        return PackedTensor(name, shape, data)
 
     def plain(self, name: str) -> NDArray[np.float32]:
         """A plain vector or matrix as f32."""
-        data, record = _bytes_of(self._task(name)), self._plan.tensors[name]
+        (piece,), record = self._task(name).pieces, self._plan.tensors[name]
+        data = piece()
         if record.format == "BF16":
             data = (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.uint8)
         return data.view(np.float32).reshape(record.shape)
@@ -66,14 +72,11 @@ class UnconvertedStore:
         """An expert's record, made now."""
         if expert not in self._experts:
             raise StoreError(f"{self._path}: no expert {expert.index} in layer {expert.layer}")
-        return _bytes_of(self._planner.expert_task(self._experts[expert], self._plan.layers[expert.layer]))
+        task = self._planner.expert_task(self._experts[expert], self._plan.layers[expert.layer])
+        (piece,) = task.pieces
+        return piece()
 
     def _task(self, name: str) -> Task:
         if name not in self._targets:
             raise StoreError(f"{self._path} holds no tensor {name}")
         return self._planner.task(self._targets[name], self._plan.tensors[name])
-
-
-def _bytes_of(task: Task) -> Bytes:
-    parts = [piece() for piece in task.pieces]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

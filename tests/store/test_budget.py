@@ -25,8 +25,10 @@ from strata.store.calibration_writer import MemberStats, write_stats
 from strata.store.convert import convert
 from strata.store.formats import FORMATS
 from strata.store.manifest import MANIFEST, read_manifest
+from strata.store.names import layer
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
+from strata.store.source import SourceRows, TargetTensor
 from strata.store.unconverted import UnconvertedStore
 
 OFFERS = st.lists(
@@ -58,6 +60,21 @@ def test_bytes_go_where_they_take_most_error_away() -> None:
     assert [offer.format for offer in chosen.values()] == ["w8", "w4g64"]
 
 
+def whole_model(**sizes: Any) -> SmallModel:
+    """small_model with the norms that say which model it is."""
+    model = small_model(**sizes)
+    spec, random = model.spec, np.random.default_rng(9)
+
+    def plain(name: str, *shape: int) -> None:
+        model.source.arrays[name] = random.standard_normal(shape).astype(np.float32)
+        model.targets.append(TargetTensor(name, (SourceRows(name),), shape, "plain"))
+
+    for index in range(spec.layers):
+        for part in ("attn_norm.weight", "ffn_norm.weight"):
+            plain(layer(index, part), spec.hidden)
+    return model
+
+
 def statistics(model: SmallModel, path: Path, shares: dict[int, list[int]] | None = None) -> CalibrationStats:
     """All inputs alike; shares: tokens of a layer's experts."""
     plain = UnconvertedStore(model.source, model.spec, model.targets, model.experts).plain
@@ -68,8 +85,8 @@ def statistics(model: SmallModel, path: Path, shares: dict[int, list[int]] | Non
         for entry in linear_inputs(model.spec):
             for member in range(entry.members):
                 tokens = 50
-                for layer, counts in (shares or {}).items():
-                    if entry.name.startswith(expert_input(layer, "gate_up")) and entry.members > 1:
+                for at, counts in (shares or {}).items():
+                    if entry.name.startswith(expert_input(at, "gate_up")) and entry.members > 1:
                         tokens = counts[member]
                 yield entry.name, member, MemberStats(tokens, np.ones((4, entry.cols), np.float32), None)
 
@@ -93,7 +110,7 @@ def test_the_store_is_as_large_as_was_said_and_no_larger(
     tmp_path_factory: pytest.TempPathFactory, share: float
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("budget")
-    model = small_model(layers=3)
+    model = whole_model(layers=3)
     stats = statistics(model, tmp_path / "s")
     parts = dict.fromkeys(("experts", "shared", "embed"))
     small = bytes_with(model, tmp_path / "a", **dict.fromkeys(parts, "w4g64"))
@@ -113,13 +130,13 @@ def test_the_store_is_as_large_as_was_said_and_no_larger(
 
 
 def test_too_small_a_budget_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    model = small_model()
+    model = whole_model()
     with pytest.raises(CapacityError, match=r"smallest formats take \d+ bytes, the budget is 1000 \("):
         chosen(model, statistics(model, tmp_path / "s"), 1000)
 
 
 def test_what_is_asked_for_stays(tmp_path: Path) -> None:
-    model = small_model(layers=3)
+    model = whole_model(layers=3)
     stats = statistics(model, tmp_path / "s")
     choice = chosen(model, stats, 1 << 30, shared="w4g128", overrides={"experts.2": "w4g32"})
     assert [unit.key for unit in choice.chosen] == ["experts.1", "embed"]
@@ -129,7 +146,7 @@ def test_what_is_asked_for_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hot", [1, 2])
 def test_the_layer_whose_busy_experts_suffer_gets_the_bits(hot: int, tmp_path: Path) -> None:
     """All experts but the first are on the four-bit grid already, and the first is busy in one layer only."""
-    model = small_model(layers=3)
+    model = whole_model(layers=3)
     for expert in (expert for expert in model.experts if expert.index > 0):
         for block in (expert.gate, expert.up, expert.down):
             values = model.source.arrays[block.name]
@@ -156,8 +173,8 @@ def test_errors_count_by_what_the_columns_read() -> None:
 
 
 def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
-    stats = statistics(small_model(), tmp_path / "s")
-    other = small_model()
+    stats = statistics(whole_model(), tmp_path / "s")
+    other = whole_model()
     other.source.arrays["norm"][0] += 1
     with pytest.raises(UsageError, match="fingerprint"):
         chosen(other, stats, 1 << 30)

@@ -123,7 +123,7 @@ def test_two_converters_on_one_store(tmp_path: Path) -> None:
     first = threading.Thread(target=lambda: run(model, tmp_path / "s", progress=hold))
     first.start()
     assert inside.wait(30)
-    with pytest.raises(LockedError, match=f"process {os.getpid()} is converting into this store"):
+    with pytest.raises(LockedError, match=f"process {os.getpid()} is writing it already"):
         run(model, tmp_path / "s")
     second = killed_run(tmp_path / "s", 0)
     assert second.returncode != 0
