@@ -102,6 +102,7 @@ void bind_cpu(py::module_& m) {
              py::arg("nodes") = std::vector<int>())
         .def_property_readonly("threads", [](const Cpu& cpu) { return cpu.pool.size(); })
         .def_property_readonly("bound", [](const Cpu& cpu) { return cpu.pool.bound(); })
+        .def_readwrite("token_scales", &Cpu::token_scales)
         .def_property_readonly("isa", [](const Cpu& cpu) { return cpu.kernels.name; })
         .def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("seconds"),
              py::call_guard<py::gil_scoped_release>())

@@ -13,8 +13,9 @@ using cpu::KvLayer;
 using cpu::KvType;
 using cpu::SequenceView;
 
-static KvType kv_type(const std::string& dtype) {
-    if (dtype == "int8") return KvType::int8;
+static KvType kv_type(const std::string& dtype, size_t group) {
+    require(group == 0 || dtype == "int8", "kv_cache", "group of a dtype without scales", group, 0);
+    if (dtype == "int8") return group != 0 ? KvType::int8_groups : KvType::int8;
     if (dtype == "bf16") return KvType::bf16;
     if (dtype == "f32") return KvType::f32;
     throw py::value_error("kv dtype '" + dtype + "'");
@@ -28,6 +29,10 @@ static void check(const KvGeometry& shape, size_t layers) {
             std::min({shape.kv_heads, shape.key_dim, shape.value_dim}), 1);
     require(!shape.value_in_key || shape.value_dim <= shape.key_dim, "kv_cache", "value_dim", shape.value_dim,
             shape.key_dim);
+    require(shape.group % 16 == 0 && shape.group <= 1 << 16, "kv_cache", "elements of a group", shape.group,
+            16);
+    require(!shape.per_tensor || shape.type == KvType::int8, "kv_cache", "scales of a tensor without any", 1,
+            0);
     const size_t widest = std::max(shape.key_dim, shape.value_dim);
     product("kv_cache", {layers, shape.kv_heads, shape.page_tokens, widest, 4 * kKvAlignment});
 }
@@ -51,9 +56,24 @@ static std::vector<uint8_t*> page_table(py::array& memory, const I64& offsets, s
     return pages;
 }
 
+// As every octet of tokens meets them.
+static std::vector<cpu::KvSteps> spread(const F32& steps, size_t layers) {
+    require(size_of(steps) == 0 || size_of(steps) == 2 * layers, "kv_cache", "steps", size_of(steps),
+            2 * layers);
+    std::vector<cpu::KvSteps> found(size_of(steps) / 2);
+    for (size_t i = 0; i < found.size(); ++i) {
+        std::fill_n(found[i].keys, cpu::kOctet, steps.data()[2 * i]);
+        std::fill_n(found[i].values, cpu::kOctet, steps.data()[2 * i + 1]);
+    }
+    return found;
+}
+
 KvCache::KvCache(const KvGeometry& geometry, size_t layers, size_t layer_bytes, py::array memory,
-                 const I64& offsets)
-    : layers_(layers), shape_((check(geometry, layers), geometry)), memory_(std::move(memory)) {
+                 const I64& offsets, const F32& steps)
+    : layers_(layers),
+      shape_((check(geometry, layers), geometry)),
+      memory_(std::move(memory)),
+      steps_(spread(steps, layers)) {
     require(layer_bytes == shape_.layer_bytes, "kv_cache", "bytes of a layer", layer_bytes,
             shape_.layer_bytes);
     pages_ = page_table(memory_, offsets, layers * layer_bytes);
@@ -64,6 +84,7 @@ KvLayer KvCache::layer(size_t index) const {
     KvLayer view = shape_;
     view.pages = pages_.data();
     view.layer_at = index * view.layer_bytes;
+    view.steps = steps_.empty() ? nullptr : &steps_[index];
     return view;
 }
 
@@ -116,14 +137,15 @@ void bind_kv(py::module_& m) {
     py::class_<KvCache>(m, "KvCache")
         .def(py::init([](const std::string& dtype, size_t layers, size_t kv_heads, size_t key_dim,
                          size_t value_dim, size_t page_tokens, bool value_in_key, size_t layer_bytes,
-                         py::array memory, const I64& offsets) {
-                 const strata::cpu::KvGeometry shape{kv_type(dtype), kv_heads,    key_dim,
-                                                     value_dim,      page_tokens, value_in_key};
-                 return KvCache(shape, layers, layer_bytes, std::move(memory), offsets);
+                         py::array memory, const I64& offsets, size_t group, const F32& steps) {
+                 const strata::cpu::KvGeometry shape{
+                     kv_type(dtype, group), kv_heads,     key_dim, value_dim,
+                     page_tokens,           value_in_key, group,   size_of(steps) != 0};
+                 return KvCache(shape, layers, layer_bytes, std::move(memory), offsets, steps);
              }),
              py::arg("dtype"), py::arg("layers"), py::arg("kv_heads"), py::arg("key_dim"),
              py::arg("value_dim"), py::arg("page_tokens"), py::arg("value_in_key"), py::arg("layer_bytes"),
-             raw("memory"), raw("offsets"));
+             raw("memory"), raw("offsets"), py::arg("group"), raw("steps"));
     py::class_<Step>(m, "Step").def(py::init<py::object, std::vector<Sequence>, size_t, F32, F32>(),
                                     py::arg("cache"), py::arg("sequences"), py::arg("rows"), raw("cosines"),
                                     raw("sines"));

@@ -13,8 +13,9 @@ namespace strata::binding {
 class KvCache {
   public:
     // layer_bytes: what the caller takes a layer of a page to have; offsets: i64, where each page begins.
+    // steps: f32 [layers, 2], per_tensor's scales of each layer's keys and values, else empty.
     KvCache(const cpu::KvGeometry& geometry, size_t layers, size_t layer_bytes, py::array memory,
-            const I64& offsets);
+            const I64& offsets, const F32& steps);
 
     // ValueError for a layer that is not there.
     cpu::KvLayer layer(size_t index) const;
@@ -26,6 +27,7 @@ class KvCache {
     cpu::KvLayer shape_;
     py::array memory_;
     std::vector<uint8_t*> pages_;
+    std::vector<cpu::KvSteps> steps_;
 };
 
 struct Sequence {

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.backends.base import Backend, KvDtype
+from strata.backends.base import Activations, Backend, KvDtype
 from strata.backends.cpu import CpuBackend
 from strata.config import Override, load_config
-from strata.engine.load import Activations
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
 from strata.hardware.cpu import choose_cpus
 from strata.interfaces.evaluation.texts import PROSE

@@ -67,18 +67,19 @@ def _all(fmt: str) -> dict[str, str]:
 
 STATS = {"own": (), "shared": ("--min-tokens", "1000000000")}
 """Arguments of `strata calibrate`: every expert's own statistics, or its layer's for all."""
+W8A8 = ("backend.activations=int8_per_token",)
 ROWS = (
     Row("bf16", _BF16),
-    Row("w8", _all("w8"), settings=("backend.activations=int8g64",)),
+    Row("w8", _all("w8")),
     Row("w4g128 plain", _all("w4g128")),
     Row("w4g64 plain", _all("w4g64")),
     Row("w4g64 gptq", _all("w4g64"), "gptq", "own"),
     Row("w4g64 gptq, shared statistics", _all("w4g64"), "gptq", "shared"),
     Row("w4g64 awq", _all("w4g64"), "awq", "own"),
     Row("w4g64 awq+gptq", _all("w4g64"), "awq+gptq", "own"),
-    Row("w8a8 plain", _all("w8")),
-    Row("w8a8 smooth, per expert", _all("w8"), "smooth", "own"),
-    Row("w8a8 smooth, shared statistics", _all("w8"), "smooth", "shared"),
+    Row("w8a8 plain", _all("w8"), settings=W8A8),
+    Row("w8a8 smooth, per expert", _all("w8"), "smooth", "own", W8A8),
+    Row("w8a8 smooth, shared statistics", _all("w8"), "smooth", "shared", W8A8),
     *(
         Row(f"bf16, KV {dtype}", _BF16, settings=(f"kv.dtype={dtype}",))
         for dtype in ("bf16", "int8g32", "int8g64", "int8")

@@ -101,7 +101,11 @@ BAD = {
     "out of range": ("sampling:\n  top_p: 1.5\n", ":2:10: sampling.top_p: '1.5' is out of range", ""),
     "last word": ("sampling:\n  repeat_penalty: 0\n", "sampling.repeat_penalty", "above 0"),
     "multiple": ("kv:\n  page_tokens: 20\n", "'20' is not a multiple of 8", ""),
-    "choice": ("kv:\n  dtype: int4\n", "'int4' is not one of: int8, bf16, f32", ""),
+    "choice": (
+        "kv:\n  dtype: int4\n",
+        "'int4' is not one of: int8, int8g128, int8g64, int8g32, bf16, f32",
+        "",
+    ),
     "empty stop": ('sampling:\n  stop: ["a", ""]\n', ":2:15: sampling.stop: '' is empty", ""),
     "nested stop": ("sampling:\n  stop: [[a]]\n", "sampling.stop holds a list", ""),
     "huge number": ("sampling:\n  seed: " + "9" * 5000 + "\n", "is not a whole number", ""),

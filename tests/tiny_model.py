@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import Backend
+from strata.backends.base import Activations, Backend
 from strata.backends.cpu import CpuBackend
 from strata.core import ExpertId
-from strata.engine.load import Activations, BackendName
+from strata.engine.load import BackendName
 from strata.plan.spec import AttentionSpec, ExpertSpec, MlaSpec, ModelSpec, RopeSpec, RouterSpec
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape, PackedTensor, padded

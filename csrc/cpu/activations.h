@@ -18,9 +18,12 @@ class ActivationForm {
     ActivationForm(const Cpu& cpu, const Matrix& matrix, bool exact);
 
     size_t row_bytes() const { return unit_bytes_ * matrix_.units; }
+    // Whether all columns of a row share one scale, so that a row is filled at once.
+    bool whole_rows() const { return whole_rows_; }
     // Makes row `index` of a panel from x, f32 [cols].
     void fill(const Panel& panel, int index, const float* x) const { fill(panel, index, 0, x, matrix_.cols); }
-    // The same from unit `unit` on, for x of `cols` columns from there; the last ones bring the padding.
+    // The same from unit `unit` on, for x of `cols` columns from there; the last ones bring the padding. Not
+    // with whole_rows.
     void fill(const Panel& panel, int index, int unit, const float* x, int cols) const;
     // Makes row `index` of a panel from a panel of one row.
     void copy(const Panel& panel, int index, const uint8_t* row) const;
@@ -30,7 +33,7 @@ class ActivationForm {
   private:
     const Kernels& kernels_;
     const Matrix matrix_;
-    const bool quantized_;
+    const bool quantized_, whole_rows_;
     const size_t unit_bytes_;
     const BlockFn dot_;
 };

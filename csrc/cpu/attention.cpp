@@ -33,6 +33,22 @@ struct Scratch {
     uint8_t* turned;  // a block's values where only keys are stored
 };
 
+KvShape shape_of(const KvLayer& cache) {
+    KvShape shape{};
+    shape.key_steps = static_cast<int>(cache.stored_key_dim() / cache.per_lane());
+    shape.value_chunks = static_cast<int>(cache.stored_value_dim() / kLanes);
+    shape.value_chunk_bytes =
+        cache.value_in_key ? kBlockTokens / cache.per_lane() * kChunkBytes : cache.value_chunk_bytes();
+    shape.octets_apart = cache.key_lanes() == kOctet;
+    shape.key_groups = static_cast<int>(cache.groups(cache.key_dim));
+    shape.value_groups = static_cast<int>(cache.groups(cache.value_dim));
+    const bool one = cache.type != KvType::int8_groups;
+    shape.group_steps = one ? shape.key_steps : static_cast<int>(cache.group / cache.per_lane());
+    shape.group_chunks = one ? shape.value_chunks : static_cast<int>(cache.group / kLanes);
+    shape.scale_stride = cache.page_tokens;
+    return shape;
+}
+
 // The op's arguments and what follows from them.
 struct Op {
     const AttentionArgs& args;
@@ -42,10 +58,8 @@ struct Op {
     float* out;
     size_t dim = cache.stored_value_dim();
     size_t query_stride = (cache.key_dim + kLanes - 1) / kLanes * kLanes;
-    KvShape shape = {
-        static_cast<int>(cache.stored_key_dim() / cache.per_lane()), static_cast<int>(dim / kLanes),
-        cache.value_in_key ? kBlockTokens / cache.per_lane() * kChunkBytes : cache.value_chunk_bytes(),
-        cache.key_lanes() == kOctet};
+    KvShape shape = shape_of(cache);
+    size_t groups = cache.coded() ? std::max(shape.key_groups, shape.value_groups) : 0;
 };
 
 void take_state(Arena& arena, const Op& op, State& state) {
@@ -55,6 +69,7 @@ void take_state(Arena& arena, const Op& op, State& state) {
 void take_scratch(Arena& arena, const Op& op, Scratch& scratch) {
     scratch.tile.x = arena.take<float>(kTileQueries * op.query_stride);
     scratch.tile.query_stride = op.query_stride;
+    scratch.tile.groups = op.groups ? arena.take<ScaleGroup>(op.groups) : nullptr;
     take_state(arena, op, scratch.so_far);
     take_state(arena, op, scratch.part);
     scratch.turned =
@@ -68,7 +83,12 @@ void locate_octet(const Op& op, uint8_t* page, size_t head, size_t slot, int oct
     block.keys[octet] = cache.keys(page, head) + cache.key_offset(slot);
     block.values[octet] = turned != nullptr ? turned + octet * chunks * kChunkBytes
                                             : cache.values(page, head) + slot / kOctet * chunks * kChunkBytes;
-    if (cache.type != KvType::int8) return;
+    if (!cache.coded()) return;
+    if (cache.per_tensor) {
+        block.key_scales[octet] = cache.steps->keys;
+        block.value_scales[octet] = cache.value_in_key ? cache.steps->keys : cache.steps->values;
+        return;
+    }
     block.key_scales[octet] = cache.key_scales(page, head) + slot;
     block.value_scales[octet] =
         turned != nullptr ? block.key_scales[octet] : cache.value_scales(page, head) + slot;
@@ -116,8 +136,8 @@ void prepare(const Op& op, const QueryTile& tile, AttentionTile& queries) {
     for (int i = 0; i < queries.queries; ++i) {
         const size_t row = tile.sequence->first_row + tile.first_row + i / tile.heads;
         const size_t head = tile.first_head + i % tile.heads;
-        op.fns.prepare(op.q + (row * op.args.heads + head) * dim, static_cast<int>(dim), op.args.scale, i,
-                       queries);
+        op.fns.prepare(op.shape, op.q + (row * op.args.heads + head) * dim, static_cast<int>(dim),
+                       op.args.scale, i, queries);
     }
 }
 

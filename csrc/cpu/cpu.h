@@ -19,6 +19,8 @@ struct Cpu {
         : kernels(kernels), teams(nodes, static_cast<int>(cpus.size())), pool(cpus, bind, spin_ns) {}
 
     const Kernels& kernels;
+    // Whether w8 matrices meet activations with one scale per token (W8A8), not one per 64 columns.
+    bool token_scales = false;
     const Teams teams;
     ThreadPool pool;
     Arena arena;

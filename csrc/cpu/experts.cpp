@@ -150,8 +150,8 @@ class Worker {
     const int index_;
     WeightPath path_;
     Ahead* ahead_ = nullptr;
-    float z_[kMostBlocks * kMaxTile * kRowBlock];
-    float h_[kMaxTile * kUnitCols];
+    alignas(64) float z_[kMostBlocks * kMaxTile * kRowBlock];
+    alignas(64) float h_[kMaxTile * kUnitCols];
 };
 
 // fn(slot, blocks) for every slot that `part` touches; it is counted over all slots of `blocks` each.
@@ -377,7 +377,8 @@ void gated_ffn(Cpu& cpu, const float* x, int tokens, int hidden, const ExpertWor
     const Activations inputs(cpu, first.gate_up, tokens, exact), middles(cpu, first.down, rows, exact);
     const Activations gathered(cpu, first.gate_up, static_cast<int64_t>(tile) * workers, exact);
     const int team = order.teams > 1 ? cpu.teams.largest() : workers;
-    const bool whole_units = split_by_units(order.team_slots(), first.down, team);
+    const bool whole_units =
+        !middles.form.whole_rows() && split_by_units(order.team_slots(), first.down, team);
     // gate writes whole blocks of 8 columns, which may exceed down's columns but not its padding.
     const int stride = first.down.padded_cols();
     float* gated = whole_units ? nullptr : cpu.arena.take<float>(rows * stride);

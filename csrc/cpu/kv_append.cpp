@@ -30,6 +30,11 @@ float scale_of(const float* x, size_t dim) {
     return poison == 0.0f ? top / 127.0f : std::numeric_limits<float>::quiet_NaN();
 }
 
+// round(x / step), at most 127: fixed steps may be too small for what meets them.
+__m256i steps_of(__m256 x, __m256 step) {
+    return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_div_ps(x, step), _mm256_set1_ps(127.0f)));
+}
+
 // 16 elements as they are stored; `out` has room for 16 of the type.
 void encode(KvType type, const float* x, float scale, uint8_t* out) {
     if (type == KvType::f32) {
@@ -42,8 +47,7 @@ void encode(KvType type, const float* x, float scale, uint8_t* out) {
     } else {
         // Divided, not multiplied by a reciprocal: `reference` divides, and codes on an edge must agree.
         const __m256 step = _mm256_set1_ps(scale > 0.0f ? scale : 1.0f);
-        const __m256i low = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(x), step));
-        const __m256i high = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(x + 8), step));
+        const __m256i low = steps_of(_mm256_loadu_ps(x), step), high = steps_of(_mm256_loadu_ps(x + 8), step);
         const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
         const __m128i codes =
             _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -68,34 +72,47 @@ void store(KvType type, const float* x, size_t dim, float scale, const Place& pl
     place(i, bytes);
 }
 
+// The same for a whole key or value, whose groups have scales of their own: scales[i * page_tokens] is
+// written, or, where pages hold none, `step` taken for all. Groups begin at multiples of 16 elements.
+template <class Place>
+void store_groups(const KvLayer& cache, const float* x, size_t dim, float* scales, float step,
+                  const Place& place) {
+    const size_t group = cache.group_dim(dim);
+    for (size_t first = 0; first < dim; first += group, scales += cache.page_tokens) {
+        const size_t count = std::min(group, dim - first);
+        float scale = step;
+        if (cache.coded() && !cache.per_tensor) *scales = scale = scale_of(x + first, count);
+        store(cache.type, x + first, count, scale,
+              [&](size_t i, const uint8_t* bytes) { place(first + i, bytes); });
+    }
+}
+
 void store_key(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
-    const bool codes = cache.type == KvType::int8;
-    const float scale = codes ? scale_of(x, cache.key_dim) : 1.0f;
-    if (codes) cache.key_scales(block, head)[slot] = scale;
     uint8_t* base = cache.keys(block, head) + cache.key_offset(slot);
     const size_t step = cache.key_lanes() * 4, n = cache.per_lane(), stored = cache.stored_key_dim();
-    store(cache.type, x, cache.key_dim, scale, [&](size_t first, const uint8_t* bytes) {
+    const float fixed = cache.per_tensor ? cache.steps->keys[0] : 1.0f;
+    const auto place = [&](size_t first, const uint8_t* bytes) {
         for (size_t i = first; i < std::min(first + kLanes, stored); i += n, bytes += 4) {
             uint8_t* lane = base + i / n * step;
-            if (codes)
+            if (cache.coded())
                 for (size_t j = 0; j < n; ++j) lane[kCodePlace[j]] = bytes[j];
             else
                 std::memcpy(lane, bytes, 4);
         }
-    });
+    };
+    store_groups(cache, x, cache.key_dim, cache.key_scales(block, head) + slot, fixed, place);
 }
 
 void store_value(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
-    const bool codes = cache.type == KvType::int8;
-    const float scale = codes ? scale_of(x, cache.value_dim) : 1.0f;
-    if (codes) cache.value_scales(block, head)[slot] = scale;
     const size_t n = cache.per_lane(), width = cache.element_bytes();
-    const size_t place = codes ? kCodePlace[slot % n] : slot % n;
-    uint8_t* base = cache.values(block, head) + slot / n * kChunkBytes + place * width;
-    store(cache.type, x, cache.value_dim, scale, [&](size_t first, const uint8_t* bytes) {
+    const size_t place_in_lane = cache.coded() ? kCodePlace[slot % n] : slot % n;
+    uint8_t* base = cache.values(block, head) + slot / n * kChunkBytes + place_in_lane * width;
+    const float fixed = cache.per_tensor ? cache.steps->values[0] : 1.0f;
+    const auto place = [&](size_t first, const uint8_t* bytes) {
         uint8_t* chunk = base + first / kLanes * cache.value_chunk_bytes();
         for (size_t i = 0; i < kLanes; ++i) std::memcpy(chunk + 4 * i, bytes + i * width, width);
-    });
+    };
+    store_groups(cache, x, cache.value_dim, cache.value_scales(block, head) + slot, fixed, place);
 }
 
 void append_token(const KvLayer& cache, uint8_t* block, size_t slot, const float* k, const float* v) {

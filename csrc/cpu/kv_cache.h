@@ -10,9 +10,14 @@
 //
 // key_dim is padded to a multiple of n and value_dim to one of 16. Pages with an odd number of octets have
 // keys by 8 tokens instead of 16. int8 codes are stored plus 128, the four of a lane in the order 0 2 1 3 (so
-// that 16-bit halves hold 0, 1 and 2, 3), with one f32 scale per token and head for keys and one for values.
-// With value_in_key (MLA) there are no values: a value is the first value_dim elements of its key. What a
-// page holds behind its last token is never used, so a page may begin with any bytes.
+// that 16-bit halves hold 0, 1 and 2, 3), with one f32 scale per token, head and group of elements, apart for
+// keys and values:
+//
+//     scales  [groups][page_tokens]    per head; a group is `group` elements, or all of a head's (group 0)
+//
+// With one scale for the whole tensor (KvSteps) pages hold none. With value_in_key (MLA) there are no values:
+// a value is the first value_dim elements of its key. What a page holds behind its last token is never used,
+// so a page may begin with any bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +27,8 @@
 
 namespace strata::cpu {
 
-enum class KvType { int8, bf16, f32 };
+// int8_groups: int8 with more than one scale per token and head. Indexes AttentionFns.
+enum class KvType { int8, bf16, f32, int8_groups };
 
 // Where element (or token) j of a 32-bit lane of int8 codes lies.
 constexpr size_t kCodePlace[] = {0, 2, 1, 3};
@@ -33,6 +39,14 @@ struct KvGeometry {
     KvType type;
     size_t kv_heads, key_dim, value_dim, page_tokens;
     bool value_in_key;
+    size_t group = 0;         // int8_groups: elements that share a scale, a multiple of 16
+    bool per_tensor = false;  // int8: see KvSteps
+};
+
+// One scale for all keys of a layer and one for all its values, fixed beforehand: larger elements are
+// clipped, and NaN is not kept. As often as an octet of tokens reads them.
+struct KvSteps {
+    float keys[kOctet], values[kOctet];
 };
 
 struct KvLayer : KvGeometry {
@@ -40,22 +54,30 @@ struct KvLayer : KvGeometry {
     // layer.
     uint8_t* const* pages = nullptr;
     size_t layer_at = 0;
+    const KvSteps* steps = nullptr;  // with per_tensor
     // Bytes of one head's keys and values, of one head's scales; from the layer's start to each part; all.
-    size_t head_key_bytes, head_value_bytes, head_scale_bytes;
+    size_t head_key_bytes, head_value_bytes, key_scale_bytes, value_scale_bytes;
     size_t values_at, key_scales_at, value_scales_at, layer_bytes;
 
     explicit KvLayer(const KvGeometry& shape) : KvGeometry(shape) {
-        const bool scaled = type == KvType::int8, stored = !value_in_key;
+        const bool stored = !value_in_key;
+        const size_t scale_bytes = coded() && !per_tensor ? page_tokens * sizeof(float) : 0;
         head_key_bytes = page_tokens * stored_key_dim() * element_bytes();
         head_value_bytes = stored ? page_tokens * stored_value_dim() * element_bytes() : 0;
-        head_scale_bytes = scaled ? page_tokens * sizeof(float) : 0;
+        key_scale_bytes = groups(key_dim) * scale_bytes;
+        value_scale_bytes = stored ? groups(value_dim) * scale_bytes : 0;
         values_at = padded(kv_heads * head_key_bytes, kKvAlignment);
         key_scales_at = values_at + padded(kv_heads * head_value_bytes, kKvAlignment);
-        value_scales_at = key_scales_at + padded(kv_heads * head_scale_bytes, kKvAlignment);
-        layer_bytes = value_scales_at + (stored ? value_scales_at - key_scales_at : 0);
+        value_scales_at = key_scales_at + padded(kv_heads * key_scale_bytes, kKvAlignment);
+        layer_bytes = value_scales_at + padded(kv_heads * value_scale_bytes, kKvAlignment);
     }
 
-    size_t element_bytes() const { return type == KvType::int8 ? 1 : type == KvType::bf16 ? 2 : 4; }
+    // Whether elements are int8 codes.
+    bool coded() const { return type == KvType::int8 || type == KvType::int8_groups; }
+    size_t element_bytes() const { return coded() ? 1 : type == KvType::bf16 ? 2 : 4; }
+    // Elements of a key or value of `dim` that share a scale, and how many scales it has.
+    size_t group_dim(size_t dim) const { return type == KvType::int8_groups ? group : dim; }
+    size_t groups(size_t dim) const { return (dim + group_dim(dim) - 1) / group_dim(dim); }
     size_t per_lane() const { return 4 / element_bytes(); }
     // Elements per token that keys and values take with their padding.
     size_t stored_key_dim() const { return padded(key_dim, per_lane()); }
@@ -67,10 +89,10 @@ struct KvLayer : KvGeometry {
     uint8_t* keys(uint8_t* block, size_t head) const { return block + head * head_key_bytes; }
     uint8_t* values(uint8_t* block, size_t head) const { return block + values_at + head * head_value_bytes; }
     float* key_scales(uint8_t* block, size_t head) const {
-        return reinterpret_cast<float*>(block + key_scales_at + head * head_scale_bytes);
+        return reinterpret_cast<float*>(block + key_scales_at + head * key_scale_bytes);
     }
     float* value_scales(uint8_t* block, size_t head) const {
-        return reinterpret_cast<float*>(block + value_scales_at + head * head_scale_bytes);
+        return reinterpret_cast<float*>(block + value_scales_at + head * value_scale_bytes);
     }
     // Bytes from the chunks of 16 elements of a page's values to those of the next 16.
     size_t value_chunk_bytes() const { return page_tokens / per_lane() * kChunkBytes; }

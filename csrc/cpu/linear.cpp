@@ -44,7 +44,7 @@ void fill_inputs(const Shared& s, const float* x, Range tokens) {
 
 // Row blocks `blocks` of one tile of tokens.
 void multiply(const Shared& s, const Panel& panel, Range tokens, Range blocks, Ahead* ahead) {
-    float z[kMostBlocks * kMaxTile * kRowBlock];
+    alignas(64) float z[kMostBlocks * kMaxTile * kRowBlock];
     float* y = s.y + tokens.begin * s.matrix.rows;
     for (int64_t b = blocks.begin; b < blocks.end; b += kMostBlocks) {
         const int first = static_cast<int>(b);
@@ -87,7 +87,7 @@ void multiply_heads(const Shared& s, int heads, int block) {
     const int head_rows = s.matrix.rows / heads, row = block * kRowBlock;
     const int end = std::min(row + kRowBlock, s.matrix.rows);
     const int64_t tokens = s.tiles.tokens;
-    float z[kMaxTile * kRowBlock];
+    alignas(64) float z[kMaxTile * kRowBlock];
     for (int head = row / head_rows; head * head_rows < end; head++) {
         const int from = std::max(row, head * head_rows), to = std::min(end, (head + 1) * head_rows);
         for (int i = 0; i < s.tiles.count; i++) {

@@ -21,7 +21,7 @@ OpCost cost_of(const Projection& projection, size_t rows) {
 
 size_t token_bytes(const KvLayer& cache) {
     const size_t dims = cache.stored_key_dim() + (cache.value_in_key ? 0 : cache.stored_value_dim());
-    const size_t scales = cache.type == KvType::int8 ? (cache.value_in_key ? 1 : 2) * sizeof(float) : 0;
+    const size_t scales = (cache.key_scale_bytes + cache.value_scale_bytes) / cache.page_tokens;
     return cache.kv_heads * (dims * cache.element_bytes() + scales);
 }
 
@@ -35,9 +35,10 @@ OpCost cost_of(const AttentionArgs& args, const KvLayer& cache, const Step& step
         for (size_t end = sequence.start + 1; end <= all; ++end)
             pairs += args.window ? std::min(end, args.window) : end;
     }
-    const char* const types[] = {"int8", "bf16", "f32"};
-    std::string shape = std::string(types[static_cast<int>(cache.type)]) + " " + std::to_string(args.heads) +
-                        "/" + std::to_string(cache.kv_heads) + " x " + std::to_string(cache.key_dim);
+    const char* const types[] = {"int8", "bf16", "f32", "int8g"};
+    const std::string group = cache.type == KvType::int8_groups ? std::to_string(cache.group) : "";
+    std::string shape = types[static_cast<int>(cache.type)] + group + " " + std::to_string(args.heads) + "/" +
+                        std::to_string(cache.kv_heads) + " x " + std::to_string(cache.key_dim);
     if (args.window) shape += ", window " + std::to_string(args.window);
     return {shape, static_cast<int64_t>(seen * token_bytes(cache)),
             static_cast<int64_t>(pairs * args.heads * (cache.key_dim + cache.value_dim))};

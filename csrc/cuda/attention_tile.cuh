@@ -13,7 +13,7 @@
 // 4 member .. 4 member + 3.
 struct Int8Tile : Int8Query {
     typedef Int8Kv Codes;
-    static constexpr bool kMayBeNan = false;
+    static constexpr bool kMayBeNan = false, kGrouped = false;
 
     DEVICE int token(int column, int half) { return 2 * column + half; }
 
@@ -32,7 +32,7 @@ struct Int8Tile : Int8Query {
 
 struct Bf16Tile : Bf16Query {
     typedef Bf16Kv Codes;
-    static constexpr bool kMayBeNan = true;
+    static constexpr bool kMayBeNan = true, kGrouped = false;
 
     DEVICE int token(int column, int half) { return column + 8 * half; }
     DEVICE float scale(float4, int, int) { return 1.0f; }

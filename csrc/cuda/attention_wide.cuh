@@ -75,7 +75,7 @@ template <class Parts, int Key>
 struct Bf16Latent {
     typedef Bf16Kv Codes;
     typedef KvHead<Bf16Kv, Key, 0> Head;
-    static constexpr bool kMayBeNan = true;
+    static constexpr bool kMayBeNan = true, kGrouped = false;
     struct Loaded {
         uint2 keys[Parts::kSteps][2];
         float4 key_scales, value_scales;
@@ -147,6 +147,23 @@ struct Int8Wide : Int8Latent<Parts, Key> {
         const uint2 words = loaded.values[tile];
         even[0] = codes_as_bf16(words.x, kEvenCodes), even[1] = codes_as_bf16(words.x, kOddCodes);
         odd[0] = codes_as_bf16(words.y, kEvenCodes), odd[1] = codes_as_bf16(words.y, kOddCodes);
+    }
+};
+
+// Several scales per token and head: a warp's elements are of one group, whose scales it loads itself. So its
+// part of the scores is scaled before the parts are added, and its weights are its own.
+template <class Parts, int Key>
+struct Int8Grouped : Int8Wide<Parts, Key> {
+    typedef Int8Wide<Parts, Key> Base;
+    typedef typename Base::Head Head;
+    typedef typename Base::Loaded Loaded;
+    static constexpr bool kGrouped = true;
+
+    DEVICE Loaded load(const Head& head, int token, int page_tokens, int valid, int warp, QueryLane lane) {
+        Loaded loaded = Base::load(head, token, page_tokens, valid, warp, lane);
+        loaded.key_scales = Base::scales(head.key_scales + token, lane);
+        loaded.value_scales = Base::scales(head.value_scales + token, lane);
+        return loaded;
     }
 };
 
@@ -252,10 +269,19 @@ DEVICE void add_scores(float (&scores)[2][4], float4& key_scales, float4& value_
     }
 }
 
+// group: elements that share a scale, where a head has more than one.
 struct WideShape {
     int heads, kv_heads, page_tokens, layer_at, window, splits;
     float scale;
+    int group;
 };
+
+// A warp's part of the scores times its own keys' scales.
+template <class Kind>
+DEVICE void scale_scores(float (&scores)[2][4], float4 key_scales) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scores[i / 4][i % 4] *= Kind::scale(key_scales, i / 4, i % 2);
+}
 
 // 16 tokens from `first` on; `end`: of what the tile sees.
 template <class Kind, class Parts, int Key, int Warps>
@@ -273,7 +299,12 @@ DEVICE void attend_wide(const typename Kind::Loaded& loaded, int first, int end,
         Kind::multiply(scores[1], queries.operands[step], odd);
     }
     float4 key_scales[1] = {loaded.key_scales}, value_scales[1] = {loaded.value_scales};
-    add_scores<Warps>(scores, key_scales[0], value_scales[0], Kind::Codes::kBytes == 1, turn);
+    if (Kind::kGrouped) {
+        scale_scores<Kind>(scores, key_scales[0]);
+        key_scales[0] = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    }
+    constexpr bool kShared = Kind::Codes::kBytes == 1 && !Kind::kGrouped;
+    add_scores<Warps>(scores, key_scales[0], value_scales[0], kShared, turn);
     weigh_tile<Kind>(scores, first, rows, queries.factors, key_scales, value_scales, lane, state);
     u32 weights[4];
     weights_operand(scores[0], scores[1], weights);
@@ -307,8 +338,10 @@ DEVICE void attention_wide(const float* q, const u64* pages, const int* tiles, c
     const auto load = [&](int chunk) {
         const int token = (first + chunk) * kKvTokens;
         const u64 page = pages[tile.first_page + token / shape.page_tokens];
-        const typename Kind::Head head(reinterpret_cast<const u8*>(page) + shape.layer_at, shape.kv_heads,
-                                       kv_head, shape.page_tokens);
+        typename Kind::Head head(reinterpret_cast<const u8*>(page) + shape.layer_at, shape.kv_heads, kv_head,
+                                 shape.page_tokens,
+                                 Kind::kGrouped ? (Key + shape.group - 1) / shape.group : 1);
+        if (Kind::kGrouped) head.to_group(16 * Parts::step(0, warp) / shape.group, shape.page_tokens);
         return Kind::load(head, token % shape.page_tokens, shape.page_tokens, end - token, warp, lane);
     };
     TileSoftmax<2 * Parts::kTiles> state;
@@ -346,6 +379,6 @@ DEVICE void attention_wide(const float* q, const u64* pages, const int* tiles, c
         int heads, int kv_heads, int page_tokens, int layer_at, int window, int splits, float scale) {      \
         attention_wide<Kind, key, value, warps>(                                                            \
             q, pages, tiles, sinks, partial, out,                                                           \
-            {heads, kv_heads, page_tokens, layer_at, window, splits, scale});                               \
+            {heads, kv_heads, page_tokens, layer_at, window, splits, scale, 1});                            \
     }                                                                                                       \
     EXPORT_KERNEL(kernel)

@@ -4,7 +4,8 @@
 //     keys    [page_tokens / 16][dim / n][16 tokens][n elements]     n = 4 (int8), 2 (bf16)
 //     values  [dim / 16][page_tokens / n][16 elements][n tokens]
 //
-// int8 codes are stored plus 128 and the four of a word in the order 0 2 1 3; a scale per token and head.
+// int8 codes are stored plus 128 and the four of a word in the order 0 2 1 3; a scale per token, head and
+// group of elements: [groups][page_tokens] per head, one group where nothing else is said.
 #pragma once
 
 #include "device.cuh"
@@ -26,8 +27,8 @@ struct KvHead {
     const u8 *keys, *values;
     const float *key_scales, *value_scales;
 
-    METHOD KvHead(const u8* layer, int heads, int head, int page_tokens) {
-        const int key_bytes = page_tokens * Dim * Codes::kBytes, scales = page_tokens * 4;
+    METHOD KvHead(const u8* layer, int heads, int head, int page_tokens, int groups = 1) {
+        const int key_bytes = page_tokens * Dim * Codes::kBytes, scales = page_tokens * 4 * groups;
         const int value_bytes = page_tokens * ValueDim * Codes::kBytes;
         const u8* const all_values = layer + kv_padded(heads * key_bytes);
         const u8* const all_key_scales = all_values + kv_padded(heads * value_bytes);
@@ -36,6 +37,12 @@ struct KvHead {
         key_scales = reinterpret_cast<const float*>(all_key_scales + head * scales);
         value_scales =
             reinterpret_cast<const float*>(all_key_scales + kv_padded(heads * scales) + head * scales);
+    }
+
+    // From the scales of the first group to those of another.
+    METHOD void to_group(int group, int page_tokens) {
+        key_scales += group * page_tokens;
+        value_scales += group * page_tokens;
     }
 };
 

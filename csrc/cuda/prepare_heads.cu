@@ -3,10 +3,11 @@
 //     + bias, RMSNorm over the head, clip, RoPE        (each of them optional; values get bias and clip only)
 //
 // prepare_qkv does it for all heads of a row of qkv, f32 [rows, (heads + 2 kv_heads) dim]: queries go to q,
-// f32 [rows, heads * dim], keys and values into the KV pages as int8 with a scale per token and head
-// (absmax / 127), or as bf16. prepare_heads does it in place for `heads` heads of f32 [rows, heads * dim]
-// and writes no pages; with append_kv instead, keys and values that are ready go into the pages (v null: keys
-// alone, whose beginnings are the values).
+// f32 [rows, heads * dim], keys and values into the KV pages as int8 with a scale (absmax / 127) per token,
+// head and `code_group` elements (a multiple of 4; dim: one scale per head), or, with 0, as bf16.
+// prepare_heads does it in place for `heads` heads of f32 [rows, heads * dim] and writes no pages; with
+// append_kv instead, keys and values that are ready go into the pages (v null: keys alone, whose beginnings
+// are the values).
 //
 // cosines and sines are f32 [rows, rotary / 2]; the first `rotary` elements of a head turn: element i with
 // i + rotary / 2, or, interleaved, 2i with 2i + 1. pages, first_page and layer_at are attention_decode's;
@@ -84,14 +85,15 @@ DEVICE void store_head(float* target, const float* head, int dim) {
 // Where one token of one KV head goes.
 struct KvTarget {
     u8 *keys, *values;
-    float *key_scale, *value_scale;
-    int token, page_tokens, dim;
+    float *key_scale, *value_scale;  // of the first group
+    int token, page_tokens, dim, code_group;
 };
 
 DEVICE KvTarget kv_target(u64 page, int layer_at, int heads, int head, int token, int page_tokens, int dim,
-                          int element_bytes, bool values) {
+                          int code_group, bool values) {
     u8* const layer = reinterpret_cast<u8*>(page) + layer_at;
-    const int bytes = page_tokens * dim * element_bytes, scales = page_tokens * 4;
+    const int bytes = page_tokens * dim * (code_group ? 1 : 2);
+    const int scales = code_group ? (dim + code_group - 1) / code_group * page_tokens * 4 : 0;
     u8* const all_values = layer + kv_padded(heads * bytes);
     u8* const all_key_scales = all_values + (values ? kv_padded(heads * bytes) : 0);
     u8* const all_value_scales = all_key_scales + kv_padded(heads * scales);
@@ -101,7 +103,8 @@ DEVICE KvTarget kv_target(u64 page, int layer_at, int heads, int head, int token
             reinterpret_cast<float*>(all_value_scales + head * scales) + token,
             token,
             page_tokens,
-            dim};
+            dim,
+            code_group};
 }
 
 DEVICE int key_place(const KvTarget& to, int word, int element_bytes) {
@@ -120,11 +123,13 @@ DEVICE float largest_of(const float* head, int dim) {
     return warp_max(largest);
 }
 
-DEVICE void write_int8(const KvTarget& to, const float* head, bool is_key) {
-    const float scale = largest_of(head, to.dim) / 127.0f, steps = scale > 0.0f ? 1.0f / scale : 0.0f;
-    if (threadIdx.x % kWarp == 0) *(is_key ? to.key_scale : to.value_scale) = scale;
+// Elements [begin, end) of a head, the group `group`.
+DEVICE void write_group(const KvTarget& to, const float* head, bool is_key, int group, int begin, int end) {
+    const float scale = largest_of(head + begin, end - begin) / 127.0f;
+    const float steps = scale > 0.0f ? 1.0f / scale : 0.0f;
+    if (threadIdx.x % kWarp == 0) (is_key ? to.key_scale : to.value_scale)[group * to.page_tokens] = scale;
     if (is_key) {
-        for (int word = threadIdx.x % kWarp; word < to.dim / 4; word += kWarp) {
+        for (int word = begin / 4 + threadIdx.x % kWarp; word < end / 4; word += kWarp) {
             const float4 four = reinterpret_cast<const float4*>(head)[word];
             *reinterpret_cast<u32*>(to.keys + key_place(to, word, 1)) =
                 stored_code(four.x, steps) << 8 * code_place(0) |
@@ -134,11 +139,16 @@ DEVICE void write_int8(const KvTarget& to, const float* head, bool is_key) {
         }
         return;
     }
-    for (int i = threadIdx.x % kWarp; i < to.dim; i += kWarp) {
+    for (int i = begin + threadIdx.x % kWarp; i < end; i += kWarp) {
         const int place =
             value_word_offset<Int8Kv>(to.page_tokens, to.token / 4, i) + code_place(to.token % 4);
         to.values[place] = static_cast<u8>(stored_code(head[i], steps));
     }
+}
+
+DEVICE void write_int8(const KvTarget& to, const float* head, bool is_key) {
+    for (int group = 0, begin = 0; begin < to.dim; ++group, begin += to.code_group)
+        write_group(to, head, is_key, group, begin, min(begin + to.code_group, to.dim));
 }
 
 DEVICE void write_bf16(const KvTarget& to, const float* head, bool is_key) {
@@ -158,15 +168,15 @@ DEVICE void write_bf16(const KvTarget& to, const float* head, bool is_key) {
 struct KvPlaces {
     const u64* pages;
     const int *first_page, *positions;
-    int kv_heads, page_tokens, layer_at, is_int8, start;
+    int kv_heads, page_tokens, layer_at, code_group, start;
     bool values;  // false: a value is the beginning of its key
 
     METHOD void write(const float* head, int row, int kv_head, int dim, bool is_key) const {
         const int position = positions != nullptr ? positions[row] : start + row;
         const u64 page = pages[(first_page != nullptr ? first_page[row] : 0) + position / page_tokens];
         const KvTarget to = kv_target(page, layer_at, kv_heads, kv_head, position % page_tokens, page_tokens,
-                                      dim, is_int8 ? 1 : 2, values);
-        if (is_int8)
+                                      dim, code_group, values);
+        if (code_group)
             write_int8(to, head, is_key);
         else
             write_bf16(to, head, is_key);
@@ -177,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     prepare_qkv(const float* qkv, const float* bias, const float* q_norm, const float* k_norm,
                 const float* cosines, const float* sines, const u64* pages, const int* first_page,
                 const int* positions, float* q, int heads, int kv_heads, int dim, int rotary, int interleaved,
-                int page_tokens, int layer_at, int is_int8, int start, float eps, float clip) {
+                int page_tokens, int layer_at, int code_group, int start, float eps, float clip) {
     const int all = heads + 2 * kv_heads, row = blockIdx.y,
               head = blockIdx.x * kHeadWarps + threadIdx.x / kWarp;
     if (head >= all) return;  // a whole warp; nothing waits for others
@@ -193,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
         return;
     }
     const KvPlaces places = {pages,    first_page, positions, kv_heads, page_tokens,
-                             layer_at, is_int8,    start,     true};
+                             layer_at, code_group, start,     true};
     places.write(own, row, (head - heads) % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(prepare_qkv)
@@ -215,7 +225,7 @@ EXPORT_KERNEL(prepare_heads)
 
 extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     append_kv(const float* k, const float* v, const u64* pages, const int* first_page, const int* positions,
-              int kv_heads, int dim, int page_tokens, int layer_at, int is_int8, int start) {
+              int kv_heads, int dim, int page_tokens, int layer_at, int code_group, int start) {
     const int row = blockIdx.y, head = blockIdx.x * kHeadWarps + threadIdx.x / kWarp;
     if (head >= (v != nullptr ? 2 : 1) * kv_heads) return;
     float* const own = own_head(dim);
@@ -223,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(kHeadWarps* kWarp)
     const float* const source = is_key ? k : v;
     load_head(own, source + (static_cast<size_t>(row) * kv_heads + head % kv_heads) * dim, nullptr, dim);
     const KvPlaces places = {pages,    first_page, positions, kv_heads,    page_tokens,
-                             layer_at, is_int8,    start,     v != nullptr};
+                             layer_at, code_group, start,     v != nullptr};
     places.write(own, row, head % kv_heads, dim, is_key);
 }
 EXPORT_KERNEL(append_kv)

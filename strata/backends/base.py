@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +33,25 @@ from strata.core import Batch
 from strata.plan.spec import AttentionSpec, ModelSpec, RouterSpec
 from strata.store.formats import PackedTensor
 
-KvDtype = Literal["int8", "bf16", "f32"]
+KvDtype = Literal["int8", "int8g128", "int8g64", "int8g32", "int8t", "bf16", "f32"]
+"""int8: codes with a scale per token and head; int8g*: a scale per so many elements of a head; int8t: one
+scale for all keys of a layer and one for all its values, for comparison only."""
+Activations = Literal["int8", "int8_per_token", "f32"]
+"""What the cpu backend's products read; see there."""
+KvStorage = Literal["int8", "bf16", "f32"]
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 PAGE_ALIGNMENT = 64
 """Bytes: KV pages and the parts of their layers begin at multiples of it."""
-_ELEMENT_BYTES: dict[KvDtype, int] = {"int8": 1, "bf16": 2, "f32": 4}
+_ELEMENT_BYTES: dict[KvStorage, int] = {"int8": 1, "bf16": 2, "f32": 4}
+_SCALE_BYTES = 4
 _LANE_BYTES = 4
 _VALUE_LANES = 16
+
+
+def group_of(dtype: KvDtype) -> int:
+    """Elements of a head that share a scale; 0: all of them, or there are no scales."""
+    return int(dtype.removeprefix("int8g")) if dtype.startswith("int8g") else 0
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,9 @@ class KvSpec:
 
     Keys are `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` per token and layer. With
     `value_in_key` (MLA) only keys are stored and the value is a key's first value_dim elements.
-    int8: one f32 scale per token and head for keys, another for values. A page is one block of bytes on every
-    tier: layer after layer, so that one copy moves a page and a layer of a page is one range.
+    int8: one f32 scale per token, head and `group` of elements for keys, others for values. A page is one
+    block of bytes on every tier: layer after layer, so that one copy moves a page and a layer of a page is
+    one range. steps: of int8t, each layer's scale of keys and of values; what exceeds 127 of them is clipped.
     """
 
     layers: int
@@ -59,16 +72,44 @@ class KvSpec:
     page_tokens: int
     dtype: KvDtype
     value_in_key: bool = False
+    steps: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        wanted = self.layers if self.dtype == "int8t" else 0
+        if len(self.steps) != wanted:
+            raise ValueError(f"kv cache: scales of {len(self.steps)} layers, {self.dtype} takes {wanted}")
 
     @classmethod
-    def of(cls, spec: ModelSpec, page_tokens: int, dtype: KvDtype) -> KvSpec:
+    def of(
+        cls,
+        spec: ModelSpec,
+        page_tokens: int,
+        dtype: KvDtype,
+        steps: tuple[tuple[float, float], ...] = (),
+    ) -> KvSpec:
         """The cache that a model needs."""
         attention, mla = spec.attention, spec.attention.mla
         if mla is None:
             heads, dim = attention.kv_heads, attention.head_dim
-            return cls(spec.layers, heads, dim, dim, page_tokens, dtype)
+            return cls(spec.layers, heads, dim, dim, page_tokens, dtype, False, steps)
         key = mla.kv_lora_rank + mla.qk_rope_head_dim
-        return cls(spec.layers, 1, key, mla.kv_lora_rank, page_tokens, dtype, value_in_key=True)
+        return cls(spec.layers, 1, key, mla.kv_lora_rank, page_tokens, dtype, True, steps)
+
+    @property
+    def storage(self) -> KvStorage:
+        """What an element is stored as."""
+        return self.dtype if self.dtype in ("bf16", "f32") else "int8"
+
+    @property
+    def group(self) -> int:
+        """Elements of a head that share a scale; 0: all of them."""
+        return group_of(self.dtype)
+
+    def scales(self, dim: int) -> int:
+        """Scales that a page holds of one key or value of `dim` elements."""
+        if self.dtype == "int8t" or self.storage != "int8":
+            return 0
+        return -(-dim // self.group) if self.group else 1
 
     @property
     def layer_bytes(self) -> int:
@@ -76,11 +117,11 @@ class KvSpec:
 
         The layout is csrc/cpu/kv_cache.h's, which refuses a cache of another size.
         """
-        element = _ELEMENT_BYTES[self.dtype]
-        keys = _padded(self.key_dim * element, _LANE_BYTES)
-        values = 0 if self.value_in_key else _padded(self.value_dim, _VALUE_LANES) * element
-        scales = 4 if self.dtype == "int8" else 0
-        parts = (keys, values, scales, 0 if self.value_in_key else scales)
+        element = _ELEMENT_BYTES[self.storage]
+        parts = [_padded(self.key_dim * element, _LANE_BYTES), _SCALE_BYTES * self.scales(self.key_dim)]
+        if not self.value_in_key:
+            parts.append(_padded(self.value_dim, _VALUE_LANES) * element)
+            parts.append(_SCALE_BYTES * self.scales(self.value_dim))
         return sum(_padded(self.page_tokens * self.kv_heads * part, PAGE_ALIGNMENT) for part in parts)
 
     @property

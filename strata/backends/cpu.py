@@ -2,7 +2,9 @@
 
 Weights stay where they are (normally the mapped shard): a handle keeps a view. With activations "int8"
 (default) linear ops on quantized weights quantize their input to int8 with one scale per 64 (formats of
-group 32: 32) columns; with "f32", and always for bf16 and f16 weights, the arithmetic is f32.
+group 32: 32) columns; with "int8_per_token" those on w8 but the head with one per row of the input (W8A8: it
+multiplies the finished integer sums together with the weights' scale); with "f32", and always for bf16 and
+f16 weights, the arithmetic is f32.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends import isa
+from strata.backends.base import KV_DTYPES, Activations
 from strata.backends.cpu_tiered import TieredOps
 from strata.hardware.cpu import CpuChoice, choose_cpus, topology
 from strata.store.formats import FORMATS
@@ -32,7 +35,7 @@ class CpuBackend(TieredOps):
     def __init__(
         self,
         threads: int | None = None,
-        activations: Literal["int8", "f32"] = "int8",
+        activations: Activations = "int8",
         cpus: Sequence[int] | None = None,
         isa_name: str | None = None,
         chosen: CpuChoice | None = None,
@@ -53,13 +56,14 @@ class CpuBackend(TieredOps):
         # Before anything compiled for AVX2 is called.
         name = isa.choose_isa(extension.features(), isa_name)
         self.cpu = extension.Cpu(list(chosen.cpus), name, chosen.bind, nodes=list(chosen.teams))
+        self.cpu.token_scales = activations == "int8_per_token"
         # Threads of every node read every page: spread, a page is near for as many of them as possible.
         self.nodes = _nodes_of(chosen) if chosen.nodes is None else chosen.nodes
 
     def supports(self, op: str, fmt: str) -> bool:
         """Every packed op with every weight format, attention with every KV dtype."""
         if op in ("kv_cache", "attention"):
-            return fmt in ("int8", "bf16", "f32")
+            return fmt in KV_DTYPES
         return op in _PACKED_OPS and fmt in FORMATS
 
     def vector(self, values: NDArray[Any]) -> F32:

@@ -33,7 +33,7 @@ class CpuKvCache:
         self._memory = memory
         self._offsets = offsets.tolist()
         self.handle = extension.KvCache(
-            spec.dtype,
+            spec.storage,
             spec.layers,
             spec.kv_heads,
             spec.key_dim,
@@ -43,6 +43,8 @@ class CpuKvCache:
             spec.layer_bytes,
             memory,
             offsets,
+            spec.group,
+            np.array(spec.steps, np.float32).reshape(-1),
         )
 
     @classmethod
@@ -56,6 +58,11 @@ class CpuKvCache:
     def host_memory(self) -> Bytes:
         """All of it, u8."""
         return self._memory
+
+    @property
+    def pages(self) -> int:
+        """How many there are."""
+        return len(self._offsets)
 
     def page(self, index: int) -> Bytes:
         """The bytes of one page."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strata.backends import reference_attention, reference_router
-from strata.backends.base import KvSpec
+from strata.backends.base import KV_DTYPES, KvSpec
 from strata.backends.composed import ComposedOps
 from strata.backends.parts import AttentionCall, ExpertBank, Gating
 from strata.backends.reference_attention import PagedKv
@@ -28,7 +28,6 @@ from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 from strata.store.formats import FORMATS, PackedTensor
 from strata.store.pack import unpack
 
-_KV_DTYPES = ("int8", "bf16", "f32")
 _PACKED_OPS = ("weight", "embedding", "linear", "head_linear", "ffn", "experts")
 
 
@@ -60,7 +59,7 @@ class ReferenceBackend(ComposedOps):
     def supports(self, op: str, fmt: str) -> bool:
         """Every op with every format."""
         if op in ("kv_cache", "attention"):
-            return fmt in _KV_DTYPES
+            return fmt in KV_DTYPES
         return op in _PACKED_OPS and fmt in FORMATS
 
     def weight(self, tensor: PackedTensor) -> ReferenceWeight:

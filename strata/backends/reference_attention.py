@@ -15,17 +15,22 @@ from strata.core import Batch, Sequence
 class PagedStates:
     """Keys (or values) of every layer, page and token: what was appended, rounded as the KV dtype asks.
 
-    The arrays are numpy's zeros, whose memory is not touched before it is used.
+    steps: of int8t, every layer's scale. The arrays are numpy's zeros, whose memory is not touched before it
+    is used.
     """
 
-    def __init__(self, spec: KvSpec, pages: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: KvSpec, pages: int, dim: int, dtype: torch.dtype, steps: NDArray[np.float32]
+    ) -> None:
         shape = (spec.layers, pages * spec.page_tokens, spec.kv_heads)
         self.page_tokens = spec.page_tokens
         self.dtype = dtype
+        self.group = spec.group or dim
         self.scales: Tensor | None = None
-        if spec.dtype == "int8":
+        self.steps = torch.from_numpy(steps)
+        if spec.storage == "int8":
             self.elements = _zeros((*shape, dim), torch.int8)
-            self.scales = _zeros(shape, torch.float32)
+            self.scales = _zeros((*shape, -(-dim // self.group)), torch.float32)
         else:
             self.elements = _zeros((*shape, dim), torch.bfloat16 if spec.dtype == "bf16" else dtype)
 
@@ -35,8 +40,12 @@ class PagedStates:
         if self.scales is None:
             self.elements[layer, where] = states.to(self.elements.dtype)
             return
-        scales = states.abs().amax(dim=2).to(torch.float32) / 127
-        steps = torch.where(scales > 0, scales, torch.ones_like(scales))[:, :, None]
+        groups, dim = self.scales.shape[3], states.shape[2]
+        filled = torch.nn.functional.pad(states, (0, groups * self.group - dim))
+        scales = filled.view(*states.shape[:2], groups, self.group).abs().amax(dim=3).to(torch.float32) / 127
+        if len(self.steps):
+            scales = self.steps[layer].expand(scales.shape)
+        steps = self._spread(torch.where(scales > 0, scales, torch.ones_like(scales)), dim)
         self.elements[layer, where] = (states / steps).round().clamp(-127, 127).to(torch.int8)
         self.scales[layer, where] = scales
 
@@ -44,7 +53,13 @@ class PagedStates:
         """The first `tokens` tokens of a page table: `[tokens, kv_heads, dim]` in the backend's dtype."""
         where = self._places(pages, 0, tokens)
         states = self.elements[layer, where].to(self.dtype)
-        return states if self.scales is None else states * self.scales[layer, where][:, :, None]
+        if self.scales is None:
+            return states
+        return states * self._spread(self.scales[layer, where], states.shape[2])
+
+    def _spread(self, scales: Tensor, dim: int) -> Tensor:
+        """A scale for each of `dim` elements."""
+        return scales.repeat_interleave(self.group, dim=2)[:, :, :dim]
 
     def copy_page(self, source: int, target: int) -> None:
         """Everything of one page to another."""
@@ -73,8 +88,11 @@ class PagedKv:
 
     def __init__(self, spec: KvSpec, pages: int, dtype: torch.dtype) -> None:
         self.spec = spec
-        self.keys = PagedStates(spec, pages, spec.key_dim, dtype)
-        self.values = None if spec.value_in_key else PagedStates(spec, pages, spec.value_dim, dtype)
+        of_keys, of_values = np.array(spec.steps, np.float32).reshape(-1, 2).T
+        self.keys = PagedStates(spec, pages, spec.key_dim, dtype, of_keys)
+        self.values = (
+            None if spec.value_in_key else PagedStates(spec, pages, spec.value_dim, dtype, of_values)
+        )
 
     def copy_page(self, source: int, target: int) -> None:
         """All layers of one page to another."""

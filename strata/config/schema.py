@@ -47,17 +47,18 @@ class BackendConfig:
 
     name: Literal["cpu", "reference"] = "cpu"
     threads: int | None = None
-    activations: Literal["int8", "f32"] = "int8"
+    activations: Literal["int8", "int8_per_token", "f32"] = "int8"
 
 
 @dataclass(frozen=True)
 class KvConfig:
     """The KV cache. size: bytes it may take; None = a share of the free memory, never more than needed.
 
+    dtype: of what is kept; int8g*: with a scale per so many elements of a head, not per head.
     tier: where pages live when there is a device.
     """
 
-    dtype: Literal["int8", "bf16", "f32"] = "int8"
+    dtype: Literal["int8", "int8g128", "int8g64", "int8g32", "bf16", "f32"] = "int8"
     page_tokens: int = 32
     size: int | None = None
     tier: Literal["auto", "device", "host"] = "auto"
@@ -233,10 +234,10 @@ KINDS: dict[str, dict[str, Kind]] = {
     "backend": {
         "name": Choice(("cpu", "reference")),
         "threads": Integer(1, 1024, word="auto"),
-        "activations": Choice(("int8", "f32")),
+        "activations": Choice(("int8", "int8_per_token", "f32")),
     },
     "kv": {
-        "dtype": Choice(("int8", "bf16", "f32")),
+        "dtype": Choice(("int8", "int8g128", "int8g64", "int8g32", "bf16", "f32")),
         "page_tokens": Integer(8, 4096, multiple=8),
         "size": Size(low=1 << 20),
         "tier": Choice(("auto", "device", "host")),

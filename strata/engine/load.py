@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
-from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.backends.base import Activations, Backend, KvDtype, KvSpec
 from strata.device.base import Device
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
@@ -33,7 +33,6 @@ KV_RESERVE = 1 / 16
 """Share of the device's KV pages that stay free while idle ones can leave: so much room a new prompt finds
 without waiting for copies. Assumed, not measured."""
 BackendName = Literal["cpu", "reference"]
-Activations = Literal["int8", "f32"]
 _DEFAULTS = PlanOptions()
 
 

@@ -115,10 +115,9 @@ def predictions(
     second_half: only after tokens from the middle of their window on (n // 2, as llama-perplexity has it), so
     that each is foreseen from at least half a window.
     """
-    kv = KvSpec.of(decoder.spec, page_tokens, kv_dtype)
     pages = np.arange(-(-max(map(len, windows), default=0) // page_tokens), dtype=np.int32)
     if cache is None:
-        cache = decoder.backend.kv_cache(kv, len(pages))
+        cache = decoder.backend.kv_cache(KvSpec.of(decoder.spec, page_tokens, kv_dtype), len(pages))
     for window in windows:
         tokens = np.asarray(window, dtype=np.int32)
         first = len(tokens) // 2 if second_half else 0

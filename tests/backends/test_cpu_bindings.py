@@ -106,6 +106,7 @@ OFFSETS = np.arange(4) * 2 * LAYER_BYTES
 def kv_cache(**changed: Any) -> Any:
     """An f32 KvCache of KV's geometry: four pages."""
     given = {**KV, "value_in_key": False, "layer_bytes": LAYER_BYTES, "memory": MEMORY, "offsets": OFFSETS}
+    given = {**given, "group": 0, "steps": np.zeros(0, np.float32)}
     return EXTENSION.KvCache(**{"dtype": "f32", **given, **changed})
 
 
@@ -119,6 +120,10 @@ def read_only(values: Any) -> Any:
     ("changed", "message"),
     [
         ({"dtype": "fp8"}, "kv dtype 'fp8'"),
+        ({"group": 32}, "group of a dtype without scales is 32, expected 0"),
+        ({"dtype": "int8", "group": 24}, "elements of a group is 24, expected 16"),
+        ({"dtype": "int8", "steps": np.zeros(3, np.float32)}, "steps is 3, expected 4"),
+        ({"steps": np.zeros(4, np.float32)}, "scales of a tensor without any is 1, expected 0"),
         ({"kv_heads": 0}, "smallest size is 0, expected 1"),
         ({"key_dim": 0}, "smallest size is 0, expected 1"),
         ({"page_tokens": 12}, "page_tokens is 12, expected 8"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strata.backends.base import PAGE_ALIGNMENT, AttentionCall, KvDtype, KvSpec
+from strata.backends.base import KV_DTYPES, PAGE_ALIGNMENT, AttentionCall, KvDtype, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_kv import CpuKvCache
 from strata.core import Batch, Sequence
@@ -18,13 +18,18 @@ from strata.core import Batch, Sequence
 Bytes = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 BACKEND = CpuBackend(threads=2)
-DTYPES: list[KvDtype] = ["int8", "bf16", "f32"]
+DTYPES: list[KvDtype] = ["int8", "int8g32", "int8t", "bf16", "f32"]
 HEADS, TOKENS, GUARD = 4, 37, 0x5A
 
 
 def spec_of(dtype: KvDtype, value_in_key: bool, page_tokens: int = 8) -> KvSpec:
     """Three layers of sizes that need padding."""
-    return KvSpec(3, 1 if value_in_key else 2, 18, 10, page_tokens, dtype, value_in_key)
+    return KvSpec(3, 1 if value_in_key else 2, 18, 10, page_tokens, dtype, value_in_key, steps_of(dtype, 3))
+
+
+def steps_of(dtype: KvDtype, layers: int) -> tuple[tuple[float, float], ...]:
+    """Another scale in every layer."""
+    return tuple((0.03 + 0.01 * i, 0.02 + 0.01 * i) for i in range(layers)) if dtype == "int8t" else ()
 
 
 def memory(nbytes: int, seed: int = 0) -> Bytes:
@@ -52,7 +57,7 @@ def all_layers(cache: CpuKvCache, rows: slice = slice(0, TOKENS)) -> list[F32]:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(KV_DTYPES),
     layers=st.integers(1, 5),
     heads=st.integers(1, 5),
     key_dim=st.integers(1, 70),
@@ -72,7 +77,8 @@ def test_sizes_are_those_that_the_kernels_use(
     wrong: int,
 ) -> None:
     value_dim = min(key_dim, value_dim) if value_in_key else value_dim
-    spec = KvSpec(layers, heads, key_dim, value_dim, 8 * octets, dtype, value_in_key)
+    steps = steps_of(dtype, layers)
+    spec = KvSpec(layers, heads, key_dim, value_dim, 8 * octets, dtype, value_in_key, steps)
     assert spec.page_bytes == layers * spec.layer_bytes and spec.layer_bytes % PAGE_ALIGNMENT == 0
     CpuKvCache(BACKEND.ops, spec, memory(spec.page_bytes), np.zeros(1, np.int64), "")
 
@@ -81,7 +87,7 @@ def test_sizes_are_those_that_the_kernels_use(
         def layer_bytes(self) -> int:
             return spec.layer_bytes + wrong
 
-    other = Wrong(layers, heads, key_dim, value_dim, 8 * octets, dtype, value_in_key)
+    other = Wrong(layers, heads, key_dim, value_dim, 8 * octets, dtype, value_in_key, steps)
     with pytest.raises(ValueError, match=f"bytes of a layer is {spec.layer_bytes + wrong}, expected"):
         CpuKvCache(BACKEND.ops, other, memory(spec.page_bytes + layers * 64), np.zeros(1, np.int64), "")
 
@@ -91,6 +97,9 @@ def test_a_layer_of_a_real_model_has_no_gaps() -> None:
     assert KvSpec(48, 4, 128, 128, 32, "int8").page_bytes == 48 * 32 * 2 * 4 * (128 + 4)
     assert KvSpec(61, 1, 576, 512, 32, "int8", value_in_key=True).page_bytes == 61 * 32 * (576 + 4)
     assert KvSpec(1, 2, 18, 10, 8, "int8").layer_bytes == 2 * 8 * 20 + 2 * 8 * 16 + 2 * 2 * 8 * 4
+    assert KvSpec(48, 4, 128, 128, 32, "int8g32").page_bytes == 48 * 32 * 2 * 4 * (128 + 4 * 4)
+    assert KvSpec(61, 1, 576, 512, 32, "int8g128", value_in_key=True).page_bytes == 61 * 32 * (576 + 5 * 4)
+    assert KvSpec(1, 4, 128, 128, 32, "int8t", steps=((1.0, 1.0),)).page_bytes == 32 * 2 * 4 * 128
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,7 +132,9 @@ def test_a_page_is_one_block_and_a_layer_of_it_one_range(dtype: KvDtype, value_i
     all_layers(cache, slice(0, 36))
     last = slice(36, 37)
     moved = BACKEND.kv_cache(spec, 5)
-    layers = [BACKEND.kv_cache(replace(spec, layers=1), 5) for _ in range(spec.layers)]
+    layers = [
+        BACKEND.kv_cache(replace(spec, layers=1, steps=spec.steps[i : i + 1]), 5) for i in range(spec.layers)
+    ]
     for page in range(5):
         moved.page(page)[:] = cache.page(page)
         for index, layer in enumerate(layers):

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import random_matrix
 
+from strata.backends.base import Activations
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import NAMES, extension
-from strata.store.formats import FORMATS
+from strata.store.formats import FORMATS, PackedTensor
 from strata.store.pack import unpack
 
 ISAS = [name for name in NAMES if extension().features()[name]]
@@ -51,13 +52,20 @@ def test_f32_activations_are_exact_to_rounding(isa: str, fmt: str, shape: tuple[
         assert (np.abs(backend.linear(x, weight) - want) <= 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("fmt", [name for name in FORMATS if name not in FLOATS])
+INT8 = [(name, "int8") for name in FORMATS if name not in FLOATS] + [("w8", "int8_per_token")]
+
+
+@pytest.mark.parametrize(("fmt", "activations"), INT8)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_int8_activations_stay_within_their_bound(isa: str, fmt: str, shape: tuple[int, int]) -> None:
-    backend = CpuBackend(threads=2, isa_name=isa)
+def test_int8_activations_stay_within_their_bound(
+    isa: str, fmt: str, activations: Activations, shape: tuple[int, int]
+) -> None:
+    backend = CpuBackend(threads=2, isa_name=isa, activations=activations)
     tensor = random_matrix(fmt, *shape)
     matrix = unpack(tensor).astype(np.float64)
     weight, span = backend.weight(tensor), 32 if FORMATS[fmt].group == 32 else 64
+    if activations == "int8_per_token":
+        span = shape[1]
     for tokens in TOKENS:
         x = normal(tokens, shape[1])
         error = np.abs(backend.linear(x, weight) - x.astype(np.float64) @ matrix.T)
@@ -68,10 +76,49 @@ def test_int8_activations_stay_within_their_bound(isa: str, fmt: str, shape: tup
             assert np.linalg.norm(error) < 0.01 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("fmt", ["w4g64", "w4g32m", "w8", "w8g32", "mxfp4"])
-def test_extreme_codes_do_not_overflow(isa: str, fmt: str) -> None:
+def by_definition(x: np.ndarray, tensor: PackedTensor) -> np.ndarray:
+    """W8A8: (sum of code products * scale of the token) * scale of the row, in f32."""
+    shape = tensor.shape
+    blocks = tensor.data.reshape(shape.blocks, shape.block_bytes)
+    scales = blocks[:, shape.value_bytes : shape.value_bytes + 64].copy().view(np.float32).reshape(-1)
+    matrix = unpack(tensor)
+    of_rows = scales[: shape.rows]
+    codes = np.rint(matrix / np.where(of_rows > 0, of_rows, 1)[:, None]).astype(np.int64)
+    top = np.abs(x).max(axis=1, initial=0)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    sums = np.rint(x * inverse[:, None]).astype(np.int64) @ codes.T
+    return (sums.astype(np.float32) * (top / np.float32(127))[:, None]) * of_rows
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (48, 5000)])
+def test_w8_is_exact_integer_sums_scaled_once(isa: str, shape: tuple[int, int]) -> None:
+    tensor = random_matrix("w8", *shape)
+    backend = CpuBackend(threads=2, isa_name=isa, activations="int8_per_token")
+    weight = backend.weight(tensor)
+    for tokens in TOKENS:
+        x = normal(tokens, shape[1], seed=tokens)
+        x[1::3] *= 100
+        x[2::3, 0] = 1000  # an outlier takes all the precision
+        assert np.array_equal(backend.linear(x, weight), by_definition(x, tensor))
+
+
+def test_rows_too_long_for_32_bits_are_scaled_by_64_columns(isa: str) -> None:
+    """127 * 127 * 133,200 is beyond a 32-bit sum: largest codes everywhere would wrap around."""
+    tensor = random_matrix("w8", 16, 133_200)
+    tensor.data.reshape(1, -1)[:, : tensor.shape.value_bytes] = 127
+    x = np.ones((5, 133_200), np.float32)
+    backend = CpuBackend(threads=1, isa_name=isa, activations="int8_per_token")
+    want = x.astype(np.float64) @ unpack(tensor).T.astype(np.float64)
+    np.testing.assert_allclose(backend.linear(x, backend.weight(tensor)), want, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "activations"),
+    [(fmt, "int8") for fmt in ("w4g64", "w4g32m", "w8", "w8g32", "mxfp4")] + [("w8", "int8_per_token")],
+)
+def test_extreme_codes_do_not_overflow(isa: str, fmt: str, activations: Activations) -> None:
     """The 16-bit sums of AVX2 at their largest: all codes at an end, activations at +-absmax."""
-    backend = CpuBackend(threads=1, isa_name=isa)
+    backend = CpuBackend(threads=1, isa_name=isa, activations=activations)
     for byte in (0x00, 0x77, 0x7F, 0x80, 0xFF):
         tensor = random_matrix(fmt, 16, 128)
         values = tensor.data.reshape(tensor.shape.blocks, -1)[:, : tensor.shape.value_bytes]
@@ -81,9 +128,11 @@ def test_extreme_codes_do_not_overflow(isa: str, fmt: str) -> None:
             np.testing.assert_allclose(backend.linear(x, backend.weight(tensor)), x @ matrix.T, rtol=1e-5)
 
 
-@pytest.mark.parametrize("activations", ["int8", "f32"])
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_same_bits_alone_in_a_batch_with_other_threads_and_isa(fmt: str, activations: str) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "activations"),
+    [(fmt, x) for fmt in FORMATS for x in ("int8", "f32")] + [("w8", "int8_per_token")],
+)
+def test_same_bits_alone_in_a_batch_with_other_threads_and_isa(fmt: str, activations: Activations) -> None:
     tensor, x = random_matrix(fmt, 83, 300), normal(45, 300)
     backends = [CpuBackend(threads=n, activations=activations, isa_name=i) for n in (1, 2) for i in ISAS]
     want = backends[0].linear(x, backends[0].weight(tensor))
@@ -140,21 +189,23 @@ def test_embedding_gathers_rows_exactly(isa: str, fmt: str) -> None:
     assert np.array_equal(got, unpack(tensor)[ids] * np.float32(12.0))
 
 
+@pytest.mark.parametrize("fmt", ["w4g64", "w8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_broken_activations_stay_visible(isa: str, bad: float) -> None:
-    backend = CpuBackend(threads=1, isa_name=isa)
+def test_broken_activations_stay_visible(isa: str, fmt: str, bad: float) -> None:
+    backend = CpuBackend(threads=1, isa_name=isa, activations="int8_per_token")
     x = normal(3, 128)
     x[1, 70] = bad
-    y = backend.linear(x, backend.weight(random_matrix("w4g64", 16, 128)))
+    y = backend.linear(x, backend.weight(random_matrix(fmt, 16, 128)))
     assert not np.isfinite(y[1]).any()
     assert np.isfinite(y[[0, 2]]).all()
 
 
-def test_zero_and_tiny_activations(isa: str) -> None:
-    backend = CpuBackend(threads=1, isa_name=isa)
+@pytest.mark.parametrize("fmt", ["w4g64", "w8"])
+def test_zero_and_tiny_activations(isa: str, fmt: str) -> None:
+    backend = CpuBackend(threads=1, isa_name=isa, activations="int8_per_token")
     x = np.zeros((3, 128), np.float32)
     x[1] = 1e-38
-    y = backend.linear(x, backend.weight(random_matrix("w4g64", 16, 128)))
+    y = backend.linear(x, backend.weight(random_matrix(fmt, 16, 128)))
     assert np.abs(y).max() <= 1e-30
 
 

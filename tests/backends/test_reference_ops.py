@@ -164,7 +164,7 @@ def test_values_inside_keys(backend: ReferenceBackend) -> None:
     np.testing.assert_allclose(attend(backend, kv, q, k, k), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2**-7), ("int8", 1 / 127)])
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 2**-7), ("int8", 1 / 127), ("int8g32", 1 / 127)])
 def test_rounded_caches_stay_within_their_step(dtype: KvDtype, bound: float) -> None:
     """One token attends to itself alone: the output is its value as the cache holds it."""
     backend = ReferenceBackend()

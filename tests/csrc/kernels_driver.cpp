@@ -71,6 +71,12 @@ void try_experts(Cpu& cpu, int code, int tokens) {
 
 int main() {
     Cpu cpu({0, 0}, false, 1000, STRATA_ISA::kKernels);
+    const int kW8 = 2;
+    static_assert(has_row_scales(kFormats[2]));
+    cpu.token_scales = true;
+    for (const int tokens : {0, 1, 4, 11}) try_linear(cpu, kW8, 37, 200, tokens);
+    for (const int tokens : {0, 1, 9}) try_experts(cpu, kW8, tokens);
+    cpu.token_scales = false;
     for (int code = 0; code < kFormatCount; code++) {
         for (const int tokens : {0, 1, 2, 3, 4, 5, 11}) try_linear(cpu, code, 37, 200, tokens);
         try_linear(cpu, code, 1, 1, 1);

@@ -62,8 +62,8 @@ def fill(spec: KvSpec, lengths: Sequence[int], rng: np.random.Generator) -> Fill
     keys, values = [], []
     for start, count in zip(first, counts, strict=True):
         own = parts[start : start + count]
-        keys.append(np.concatenate([meaning(p.keys, p.key_scales) for p in own], axis=1))
-        values.append(np.concatenate([meaning(p.values, p.value_scales) for p in own], axis=1))
+        keys.append(np.concatenate([meaning(p.keys, p.key_scales, spec.group) for p in own], axis=1))
+        values.append(np.concatenate([meaning(p.values, p.value_scales, spec.group) for p in own], axis=1))
         if spec.value_in_key:
             values[-1] = keys[-1][..., : spec.value_dim]
     return FilledPages(spec, table, tuple(read_only(pages[i]) for i in order), first, keys, values)
@@ -74,8 +74,10 @@ def _forget(spec: KvSpec, page: np.ndarray, used: int) -> None:
     block = page[LAYER * spec.layer_bytes :]
     parts = parts_of(spec, block.copy())
     arrays = [array.copy() for array in (parts.keys, parts.values, parts.key_scales, parts.value_scales)]
-    for array in arrays:
-        array[:, used:] = -1 if array.dtype == np.int8 else 0xFFFF if array.dtype == np.uint16 else np.nan
+    for codes in arrays[:2]:
+        codes[:, used:] = -1 if codes.dtype == np.int8 else 0xFFFF
+    for scales in arrays[2:]:
+        scales[..., used:] = np.nan
     block[:] = layer_bytes(spec, Parts(*arrays))
 
 
@@ -99,7 +101,7 @@ def attended(
 
 def turns_bytes(spec: KvSpec, end: int, begin: int) -> int:
     """Keys, values and scales of one KV head, in whole turns of 16 tokens."""
-    element = 1 if spec.dtype == "int8" else 2
+    element = 1 if spec.storage == "int8" else 2
     width = (spec.key_dim + (0 if spec.value_in_key else spec.value_dim)) * element
-    scales = (4 if spec.value_in_key else 8) if spec.dtype == "int8" else 0
+    scales = 4 * spec.scales(spec.key_dim) + (0 if spec.value_in_key else 4 * spec.scales(spec.value_dim))
     return (-(-end // 16) - begin // 16) * 16 * (width + scales)

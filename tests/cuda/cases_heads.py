@@ -112,7 +112,8 @@ class _Pages:
         tables = (None, None) if setup.successive else (first, positions)
         self.arguments = (Pointers(tuple(range(count))), *tables)
         start = setup.positions[0] if setup.successive else 0
-        self.numbers = (32, LAYER * self.spec.layer_bytes, int(setup.dtype == "int8"), start)
+        group = (self.spec.group or setup.dim) if self.spec.storage == "int8" else 0
+        self.numbers = (32, LAYER * self.spec.layer_bytes, group, start)
 
     def check(self, keys: np.ndarray, values: np.ndarray) -> None:
         """What was written means keys and values `[rows, kv_heads, dim]`, and nothing else was written."""
@@ -129,17 +130,20 @@ class _Pages:
         for page, used in zip(self.reached, touched, strict=True):
             assert (page[: LAYER * self.spec.layer_bytes] == 0xFF).all()
             parts = parts_of(self.spec, page[LAYER * self.spec.layer_bytes :])
-            untouched = 127 if self.spec.dtype == "int8" else 0xFFFF
+            untouched = 127 if self.spec.storage == "int8" else 0xFFFF
             assert (parts.keys[~used] == untouched).all() and (parts.values[~used] == untouched).all()
 
     def _check_head(self, codes: np.ndarray, scales: np.ndarray, token: int, expected: np.ndarray) -> None:
-        found = meaning(codes, scales)[:, token]
+        found = meaning(codes, scales, self.spec.group)[:, token]
         if self.spec.dtype == "bf16":
             np.testing.assert_allclose(found, expected, rtol=4e-3, atol=1e-6)
             return
-        largest = np.abs(expected).max(axis=1)
-        assert_close(scales[:, token], largest / 127, 1e-5)
-        assert (np.abs(found - expected) <= 0.501 * scales[:, token][:, None]).all()
+        group = self.spec.group or expected.shape[1]
+        starts = np.arange(0, expected.shape[1], group)
+        largest = np.maximum.reduceat(np.abs(expected), starts, axis=1)
+        assert_close(scales[:, :, token], largest / 127, 1e-5)
+        steps = scales[:, :, token].repeat(group, axis=1)[:, : expected.shape[1]]
+        assert (np.abs(found - expected) <= 0.501 * steps).all()
 
 
 def _prepared(setup: Setup, x: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
@@ -169,5 +173,7 @@ CASES = [
     Case("append-int8", "prepare_heads", lambda: append(PLAIN), True),
     Case("append-latent-int8", "prepare_heads", lambda: append(LATENT), True),
     Case("append-latent-bf16", "prepare_heads", lambda: append(replace(LATENT, dtype="bf16"))),
+    Case("groups", "prepare_heads", lambda: fused(replace(INT8, dtype="int8g32")), True),
+    Case("append-groups", "prepare_heads", lambda: append(replace(INT8, dtype="int8g64", dim=96))),
     Case("append-bf16", "prepare_heads", lambda: append(BF16), True),
 ]

@@ -60,13 +60,13 @@ def prepare(setup: Setup) -> Prepared:
     sinks = rng.standard_normal(setup.heads).astype(np.float32) * 2 if setup.sinks else None
     finished = unwritten((rows, setup.heads, spec.value_dim))
     partial = unwritten((len(tiles), setup.heads, setup.splits, spec.value_dim + 2))
-    geometry = (setup.dtype, setup.dim, setup.latent, setup.heads, setup.kv_heads)
-    shape = launch_shapes.attention_wide(*geometry, len(tiles), max(1, setup.splits))
+    shape = _shape(setup, len(tiles))
     inputs = (read_only(q), pages.table, read_only(tiles), None if sinks is None else read_only(sinks))
     outputs = (partial, None) if setup.splits else (None, finished)
     numbers = (setup.heads, setup.kv_heads, spec.page_tokens, pages.layer_at, setup.window)
     scale = float(setup.dim**-0.5)
-    call = call_of(shape, (*inputs, *outputs, *numbers, max(1, setup.splits), scale), pages.reached)
+    last = (max(1, setup.splits), scale, *((spec.group,) if spec.group else ()))
+    call = call_of(shape, (*inputs, *outputs, *numbers, *last), pages.reached)
     expected = attended(pages, setup.chunks, q * np.float64(scale), setup.window, sinks)
 
     def check() -> None:
@@ -77,6 +77,13 @@ def prepare(setup: Setup) -> Prepared:
 
     reached = range(len(call.arguments), len(call.arguments) + len(pages.reached))
     return Prepared(call, check, {tuple(reached): _visible_bytes(setup, tiles)})
+
+
+def _shape(setup: Setup, tiles: int) -> launch_shapes.LaunchShape:
+    rest = (setup.heads, setup.kv_heads, tiles, max(1, setup.splits))
+    if setup.spec.group:
+        return launch_shapes.attention_grouped(setup.dim, *rest)
+    return launch_shapes.attention_wide(setup.dtype, setup.dim, setup.latent, *rest)
 
 
 def _visible_bytes(setup: Setup, tiles: np.ndarray) -> int:
@@ -90,6 +97,8 @@ def _visible_bytes(setup: Setup, tiles: np.ndarray) -> int:
 def case(name: str, ptx: bool, *arguments: object, **options: object) -> Case:
     setup = Setup(*arguments, **options)  # type: ignore[arg-type]
     file = "attention_latent" if setup.latent else "attention_wide"
+    if setup.spec.group:
+        file = "attention_grouped"
     return Case(name, file, lambda: prepare(setup), ptx)
 
 
@@ -101,6 +110,12 @@ CASES = [
     case("int8-many-heads", False, "int8", 576, 20, 1, ((20, 2),)),
     case("int8-256-splits", False, "int8", 256, 2, 1, ((62, 1),), splits=2, window=40),
     case("bf16-256-splits", True, "bf16", 256, 16, 2, ((52, 1), (0, 1)), splits=2),
+    case("int8g32-128-splits", True, "int8g32", 128, 16, 2, ((52, 1), (0, 1)), splits=2),
+    case("int8g64-128-prompt", False, "int8g64", 128, 4, 2, ((35, 7), (0, 3)), sinks=True),
+    case("int8g64-96-prompt", False, "int8g64", 96, 3, 1, ((20, 9),), window=15),
+    case("int8g32-64-splits", False, "int8g32", 64, 3, 1, ((62, 1),), splits=2, window=40),
+    case("int8g128-192-prompt", False, "int8g128", 192, 2, 1, ((35, 5),)),
+    case("int8g128-256-splits", False, "int8g128", 256, 2, 1, ((40, 1),), splits=2),
     case("int8-192-prompt", True, "int8", 192, 6, 2, ((35, 7), (0, 3)), sinks=True),
     case("bf16-192-prompt", False, "bf16", 192, 6, 2, ((50, 7),), window=30, sinks=True),
 ]

@@ -15,7 +15,7 @@ PLACES = [0, 2, 1, 3]
 
 @dataclass(frozen=True)
 class Parts:
-    """One layer of a page: codes `[heads, tokens, dim]`, scales `[heads, tokens]`."""
+    """One layer of a page: codes `[heads, tokens, dim]`, scales `[heads, groups, tokens]`."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -47,7 +47,7 @@ def layer_bytes(spec: KvSpec, parts: Parts) -> np.ndarray:
 
 def _scales(spec: KvSpec) -> int:
     """How many arrays of scales there are."""
-    return 0 if spec.dtype != "int8" else 1 if spec.value_in_key else 2
+    return 0 if spec.storage != "int8" else 1 if spec.value_in_key else 2
 
 
 def _stored(codes: np.ndarray) -> tuple[np.ndarray, int]:
@@ -82,7 +82,7 @@ def _placed(words: np.ndarray, n: int) -> np.ndarray:
 def parts_of(spec: KvSpec, block: np.ndarray) -> Parts:
     """Inverse of layer_bytes."""
     heads, tokens, key_dim = spec.kv_heads, spec.page_tokens, spec.key_dim
-    n, dtype = (4, np.uint8) if spec.dtype == "int8" else (2, np.uint16)
+    n, dtype = (4, np.uint8) if spec.storage == "int8" else (2, np.uint16)
     found: list[np.ndarray] = []
     at, value_dim = 0, 0 if spec.value_in_key else spec.value_dim
     for dim, shape, axes in (
@@ -96,27 +96,32 @@ def parts_of(spec: KvSpec, block: np.ndarray) -> Parts:
         found.append((codes.astype(np.int16) - 128).astype(np.int8) if n == 4 else codes)
         at += -(-size // 64) * 64
     scales = []
-    for _ in range(_scales(spec)):
-        scales.append(block[at : at + heads * tokens * 4].view(np.float32).reshape(heads, tokens))
-        at += -(-heads * tokens * 4 // 64) * 64
-    none = np.ones((heads, tokens), np.float32)
+    for dim in (key_dim, value_dim)[: _scales(spec)]:
+        size = heads * spec.scales(dim) * tokens * 4
+        scales.append(block[at : at + size].view(np.float32).reshape(heads, -1, tokens))
+        at += -(-size // 64) * 64
+    none = np.ones((heads, 1, tokens), np.float32)
     scales += [none] * (2 - len(scales))
     return Parts(found[0], found[1], *scales)
 
 
-def meaning(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """f64 `[heads, tokens, dim]`."""
+def meaning(codes: np.ndarray, scales: np.ndarray, group: int) -> np.ndarray:
+    """f64 `[heads, tokens, dim]`. group: elements that share a scale, 0: all."""
     numbers = codes if codes.dtype == np.int8 else bf16_values(codes)
-    return numbers.astype(np.float64) * scales[:, :, None]
+    dim = codes.shape[2]
+    spread = scales.transpose(0, 2, 1).repeat(group or dim, axis=2)[:, :, :dim]
+    return numbers.astype(np.float64) * spread
 
 
 def random_parts(spec: KvSpec, rng: np.random.Generator) -> Parts:
     tokens = (spec.kv_heads, spec.page_tokens)
     shapes = ((*tokens, spec.key_dim), (*tokens, 0 if spec.value_in_key else spec.value_dim))
-    scales = [np.exp(rng.uniform(-5, -3, tokens)).astype(np.float32) for _ in range(2)]
-    if spec.dtype == "int8":
+    if spec.storage == "int8":
+        groups = [spec.scales(spec.key_dim), spec.scales(spec.value_dim)]
+        scaled = [(spec.kv_heads, n, spec.page_tokens) for n in groups]
+        scales = [np.exp(rng.uniform(-5, -3, shape)).astype(np.float32) for shape in scaled]
         codes = [rng.integers(-127, 128, shape).astype(np.int8) for shape in shapes]
         return Parts(codes[0], codes[1], scales[0], scales[1])
     codes = [bf16_bits(rng.standard_normal(shape)) for shape in shapes]
-    none = np.ones(tokens, np.float32)
+    none = np.ones((spec.kv_heads, 1, spec.page_tokens), np.float32)
     return Parts(codes[0], codes[1], none, none)

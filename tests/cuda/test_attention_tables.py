@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_pages import latent_spec, spec_of
 
-from strata.backends.base import KvSpec
+from strata.backends.base import KvSpec, group_of
 from strata.backends.cuda.attention import (
+    GROUPED_DIMS,
     HEAD_DIMS,
     LATENT_DIMS,
     PAGE_DTYPES,
@@ -19,6 +20,7 @@ from strata.backends.cuda.attention import (
     require_attention,
 )
 from strata.backends.cuda.attention_tiles import SINGLE_TOKENS, batch_tables
+from strata.backends.cuda.launch_shapes import GROUPED_ELEMENTS
 from strata.backends.cuda.sources import kernel_source
 from strata.core import Batch, Sequence
 from strata.device.buffers import Allocation
@@ -74,6 +76,9 @@ def test_every_row_is_in_one_tile(chunks: list[tuple[int, int]], most: int) -> N
         (spec_of("bf16", 1, 128, 24), 1),
         (spec_of("bf16", 1, 64, 32), 71),
         (latent_spec("int8", 256, 64, 32), 16),
+        (latent_spec("int8g64", 512, 64, 32), 16),
+        (spec_of("int8g32", 1, 80, 32), 1),
+        (KvSpec(1, 1, 64, 64, 32, "int8t", steps=((1.0, 1.0),)), 1),
     ],
 )
 def test_pages_without_kernels_are_refused(spec: KvSpec, per_kv_head: int) -> None:
@@ -94,4 +99,11 @@ def test_what_is_not_refused_has_kernels(files: tuple[str, ...], entry: str, dim
     found = [
         pair for file in files for pair in re.findall("^" + entry, kernel_source(file).text, re.MULTILINE)
     ]
-    assert sorted(found) == sorted((dtype, str(dim)) for dtype in PAGE_DTYPES for dim in dims)
+    assert sorted(found) == sorted((dtype, str(dim)) for dtype in ("int8", "bf16") for dim in dims)
+
+
+def test_every_size_of_grouped_heads_has_a_kernel() -> None:
+    text = kernel_source("attention_grouped").text
+    found = re.findall(r"^ATTENTION_GROUPED\(attention_grouped_(\d+), (\d+), (\d+)\)", text, re.MULTILINE)
+    assert found == [(str(dim), str(dim), str(dim // GROUPED_ELEMENTS)) for dim in GROUPED_DIMS]
+    assert {dtype for dtype in PAGE_DTYPES if group_of(dtype)} == {"int8g128", "int8g64", "int8g32"}

@@ -11,7 +11,7 @@ import pytest
 from told_drafts import Told
 
 import strata
-from strata.backends.base import Backend
+from strata.backends.base import Backend, KvDtype
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.cuda.kernels import EmulatedLoader
@@ -77,6 +77,7 @@ def generated(
     tokens: int,
     samplings: Sequence[SamplingParams] = (SamplingParams(temperature=0.0),),
     told: Sequence[list[int]] = (),
+    kv_dtype: KvDtype = "int8",
 ) -> list[list[int]]:
     """samplings: taken in turn. told: answers that are proposed, with a lie now and then."""
     options = EngineOptions(
@@ -84,7 +85,7 @@ def generated(
         pages=12,
         valid_tokens=store.spec.vocab,
         page_tokens=32,
-        kv_dtype="int8",
+        kv_dtype=kv_dtype,
         chunk=32,
         max_running=4,
     )

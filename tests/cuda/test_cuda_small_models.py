@@ -9,6 +9,7 @@ import pytest
 from test_cuda_kernel_set import NotingLoader, cuda_backend, generated
 from tiny_model import TinyStore, mla_spec, moe_spec
 
+from strata.backends.base import KvDtype
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.prefill_shapes import PrefillChoice
@@ -23,15 +24,17 @@ def deepseek_spec() -> ModelSpec:
     return replace(spec, attention=replace(spec.attention, head_dim=80, scale=80**-0.5, rope=rope, mla=mla))
 
 
-def check_same(spec: ModelSpec, prompts: list[list[int]], files: set[str]) -> None:
+def check_same(
+    spec: ModelSpec, prompts: list[list[int]], files: set[str], kv_dtype: KvDtype = "int8"
+) -> None:
     """files: kernels that must have run."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++, which is not installed")
     store, cpu = TinyStore(spec), CpuBackend(threads=1, activations="f32")
-    wanted = generated(store, cpu, prompts, 3)
+    wanted = generated(store, cpu, prompts, 3, kv_dtype=kv_dtype)
     loader = NotingLoader()
     backend = cuda_backend(cpu, store, loader, PrefillChoice(rows=5))
-    assert generated(store, backend, prompts, 3) == wanted
+    assert generated(store, backend, prompts, 3, kv_dtype=kv_dtype) == wanted
     assert files <= loader.files
     backend.check_integrity()
     backend.close()
@@ -49,3 +52,10 @@ def test_a_prompt_that_is_split_says_the_same(monkeypatch: pytest.MonkeyPatch) -
     attention = AttentionSpec(4, 2, 16, 0.25, RopeSpec("default", 1e4, 16), sinks=True)
     prompts = [[7 * i % 50 for i in range(50)]]
     check_same(moe_spec(attention=attention), prompts, {"attention_prefill_dims", "attention_combine"})
+
+
+def test_several_scales_per_head_say_the_same_on_cuda_kernels() -> None:
+    """A prompt of 19 tokens and one of 5, then both decode."""
+    attention = AttentionSpec(4, 2, 64, 0.125, RopeSpec("default", 1e4, 64))
+    prompts = [[7 * i % 50 for i in range(19)], [3, 1, 4, 1, 5]]
+    check_same(moe_spec(attention=attention), prompts, {"attention_grouped", "prepare_heads"}, "int8g32")

@@ -13,28 +13,36 @@ STRATA_INLINE void fetch(const uint8_t* line) {
     _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
 }
 
-// Scores of T queries and the 16 tokens of octets 2 * pair and 2 * pair + 1.
+// sum[t] += chunks [from, to) of keys times x[t]; meanwhile the lines of the block ahead are fetched.
 template <class Kv, bool kApart, int T>
-static void score(const KvShape& shape, const KvBlock& block, const KvBlock& ahead, int pair, int query,
-                  AttentionTile& tile) {
+STRATA_INLINE void add_keys(const KvBlock& block, const KvBlock& ahead, int pair, int from, int to,
+                            const typename Kv::X* const (&x)[T], typename Kv::Sum (&sum)[T]) {
     constexpr int kStep = kApart ? kChunkBytes / 2 : kChunkBytes;
-    const typename Kv::X* x[T];
-    typename Kv::Sum sum[T];
-    for (int t = 0; t < T; t++) {
-        x[t] = static_cast<const typename Kv::X*>(tile.x) + (query + t) * tile.query_stride;
-        sum[t] = Kv::begin_sum(tile.x_start[query + t]);
-    }
     const uint8_t* low = block.keys[2 * pair];
     const uint8_t* high = block.keys[2 * pair + 1];
     const uint8_t* next_low = ahead.keys[2 * pair];
     const uint8_t* next_high = ahead.keys[2 * pair + 1];
-    for (int step = 0; step < shape.key_steps; step++) {
+    for (int step = from; step < to; step++) {
         fetch(next_low + step * kStep);
         if constexpr (kApart) fetch(next_high + step * kStep);
         const Ints chunk =
             kApart ? load_halves(low + step * kStep, high + step * kStep) : load_ints(low + step * kStep);
         add_chunk<Kv, T>(chunk, x, step, sum);
     }
+}
+
+// Scores of T queries and the 16 tokens of octets 2 * pair and 2 * pair + 1, where all of a key's elements
+// have one scale or none.
+template <class Kv, bool kApart, int T>
+static void score(const KvShape& shape, const KvBlock& block, const KvBlock& ahead, int pair, int query,
+                  AttentionTile& tile) {
+    const typename Kv::X* x[T];
+    typename Kv::Sum sum[T];
+    for (int t = 0; t < T; t++) {
+        x[t] = static_cast<const typename Kv::X*>(tile.x) + (query + t) * tile.query_stride;
+        sum[t] = Kv::begin_sum(Kv::kScaled ? tile.groups[0].x_start[query + t] : 0);
+    }
+    add_keys<Kv, kApart, T>(block, ahead, pair, 0, shape.key_steps, x, sum);
     for (int t = 0; t < T; t++) {
         Floats scores = Kv::end_sum(sum[t]);
         if constexpr (Kv::kScaled)
@@ -44,10 +52,35 @@ static void score(const KvShape& shape, const KvBlock& block, const KvBlock& ahe
     }
 }
 
+// The same group by group.
+template <class Kv, bool kApart, int T>
+static void score_groups(const KvShape& shape, const KvBlock& block, const KvBlock& ahead, int pair,
+                         int query, AttentionTile& tile) {
+    const typename Kv::X* x[T];
+    for (int t = 0; t < T; t++)
+        x[t] = static_cast<const typename Kv::X*>(tile.x) + (query + t) * tile.query_stride;
+    for (int group = 0; group < shape.key_groups; group++) {
+        typename Kv::Sum sum[T];
+        for (int t = 0; t < T; t++) sum[t] = Kv::begin_sum(tile.groups[group].x_start[query + t]);
+        const int from = group * shape.group_steps, end = from + shape.group_steps;
+        const int to = end < shape.key_steps ? end : shape.key_steps;
+        add_keys<Kv, kApart, T>(block, ahead, pair, from, to, x, sum);
+        const size_t at = group * shape.scale_stride;
+        const Floats scales =
+            load_halves(block.key_scales[2 * pair] + at, block.key_scales[2 * pair + 1] + at);
+        for (int t = 0; t < T; t++) {
+            float* scores = tile.scores[query + t] + pair * kLanes;
+            const Floats before = group == 0 ? set_floats(0.0f) : load_floats(scores);
+            store_floats(scores,
+                         fma(mul(Kv::end_sum(sum[t]), set_floats(tile.x_scale[query + t])), scales, before));
+        }
+    }
+}
+
 template <class Kv>
-STRATA_INLINE const typename Kv::X* weights_of(const AttentionTile& tile, int query) {
+STRATA_INLINE const typename Kv::X* weights_of(const AttentionTile& tile, int group, int query) {
     if constexpr (Kv::kScaled)
-        return tile.codes[query];
+        return tile.groups[group].codes[query];
     else
         return tile.scores[query];
 }
@@ -71,13 +104,14 @@ static void add_values(const KvShape& shape, const KvBlock& block, const KvBlock
                        AttentionTile& tile) {
     constexpr int kSteps = kOctet / Kv::kPerLane;
     const size_t offset = chunk * shape.value_chunk_bytes, dim = shape.value_chunks * kLanes;
+    const int group = Kv::kGrouped ? chunk / shape.group_chunks : 0;
     float* values = tile.values + query * dim + chunk * kLanes;
     const typename Kv::X* weights[T];
     typename Kv::Sum sum[T];
     for (int t = 0; t < T; t++) {
-        weights[t] = weights_of<Kv>(tile, query + t);
+        weights[t] = weights_of<Kv>(tile, group, query + t);
         if constexpr (Kv::kScaled)
-            sum[t] = Kv::begin_sum(tile.start[query + t]);
+            sum[t] = Kv::begin_sum(tile.groups[group].start[query + t]);
         else
             sum[t] = mul(load_floats(values + t * dim), set_floats(tile.shrink[query + t]));
     }
@@ -97,7 +131,7 @@ static void add_values(const KvShape& shape, const KvBlock& block, const KvBlock
     for (int t = 0; t < T; t++) {
         Floats result = Kv::end_sum(sum[t]);
         if constexpr (Kv::kScaled)
-            result = fma(result, set_floats(tile.factor[query + t]),
+            result = fma(result, set_floats(tile.groups[group].factor[query + t]),
                          mul(load_floats(values + t * dim), set_floats(tile.shrink[query + t])));
         store_floats(values + t * dim, result);
     }
@@ -112,7 +146,10 @@ struct Scores {
     AttentionTile& tile;
     template <int T>
     STRATA_INLINE void run(const Scores& s, int query) {
-        score<Kv, kApart, T>(s.shape, s.block, s.ahead, s.pair, query, s.tile);
+        if constexpr (Kv::kGrouped)
+            score_groups<Kv, kApart, T>(s.shape, s.block, s.ahead, s.pair, query, s.tile);
+        else
+            score<Kv, kApart, T>(s.shape, s.block, s.ahead, s.pair, query, s.tile);
     }
 };
 
@@ -147,7 +184,7 @@ static void attend(const KvShape& shape, const KvBlock& block, const KvBlock& ah
         else
             sweep(tile.queries, Scores<Kv, false>{shape, block, ahead, pair, tile});
     }
-    for (int query = 0; query < tile.queries; query++) weigh<Kv>(block, query, tile);
+    for (int query = 0; query < tile.queries; query++) weigh<Kv>(shape, block, query, tile);
     for (int chunk = 0; chunk < shape.value_chunks; chunk++)
         sweep(tile.queries, Values<Kv>{shape, block, ahead, chunk, tile});
 }
@@ -158,6 +195,7 @@ const AttentionFns kAttention[kKvTypes] = {
     {prepare_int8, attend<Int8Kv>, values_of_keys<Int8Kv>},
     {prepare_f32, attend<Bf16Kv>, values_of_keys<Bf16Kv>},
     {prepare_f32, attend<F32Kv>, values_of_keys<F32Kv>},
+    {prepare_int8, attend<Int8GroupKv>, values_of_keys<Int8Kv>},
 };
 
 }  // namespace strata::cpu::STRATA_ISA

@@ -28,7 +28,7 @@ struct KvBlock {
     int tokens;
     const uint8_t* keys[kOctets];
     const uint8_t* values[kOctets];
-    const float* key_scales[kOctets];  // int8 only, as the next
+    const float* key_scales[kOctets];  // of the first group; int8 only, as the next
     const float* value_scales[kOctets];
 };
 
@@ -36,7 +36,22 @@ struct KvShape {
     int key_steps;             // chunks of a key
     int value_chunks;          // vectors of 16 elements of a value
     size_t value_chunk_bytes;  // from the chunks of 16 elements to those of the next 16
-    bool octets_apart;         // a chunk of keys is 8 lanes, 32 bytes: pages hold an odd number of octets
+    int group_steps;           // chunks of a key that share a scale
+    int group_chunks;          // vectors of a value that do
+    int key_groups, value_groups;
+    size_t scale_stride;  // elements from the scales of a group to those of the next
+    bool octets_apart;    // a chunk of keys is 8 lanes, 32 bytes: pages hold an odd number of octets
+};
+
+// What elements that share an int8 scale ask of a tile's queries.
+struct ScaleGroup {
+    // Scores are sums over groups of (sum of code products + x_start) * x_scale * key scale.
+    int32_t x_start[kTileQueries];
+    // Of the block: weights times value scales are codes * factor; their products with values begin at
+    // `start`.
+    float factor[kTileQueries];
+    int32_t start[kTileQueries];
+    alignas(kChunkBytes) int16_t codes[kTileQueries][kBlockTokens];
 };
 
 // Query vectors that read the same KV head, their running softmax, and scratch memory.
@@ -47,23 +62,20 @@ struct AttentionTile {
     float* values;        // [queries][value_chunks * 16]: weighted sums so far
     // Tokens [begin, end) of the block that each query sees.
     int begin[kTileQueries], end[kTileQueries];
-    float top[kTileQueries];  // largest score so far; -inf before the first
-    // int8: score = (sum of code products + x_start) * x_scale * key scale.
-    float x_scale[kTileQueries];
-    int32_t x_start[kTileQueries];
-    // Of the block: the old sums shrink, the new integer sums, begun at `start`, count `factor` each.
-    float shrink[kTileQueries], factor[kTileQueries];
-    int32_t start[kTileQueries];
+    float top[kTileQueries];                                // largest score so far; -inf before the first
+    float x_scale[kTileQueries];                            // int8
+    float shrink[kTileQueries];                             // of the sums before the block
+    ScaleGroup* groups;                                     // int8: as many as keys or values have
     alignas(kChunkBytes) float sums[kTileQueries][kLanes];  // of the weights, by lane
     alignas(kChunkBytes) float scores[kTileQueries][kBlockTokens];
-    alignas(kChunkBytes) int16_t codes[kTileQueries][kBlockTokens];
 };
 
-constexpr int kKvTypes = 3;
+constexpr int kKvTypes = 4;
 // One KV type's functions; tables of these are indexed by KvType.
 struct AttentionFns {
     // q [dim] becomes query `index` of the tile; elements up to the stride become 0.
-    void (*prepare)(const float* q, int dim, float scale, int index, AttentionTile& tile);
+    void (*prepare)(const KvShape& shape, const float* q, int dim, float scale, int index,
+                    AttentionTile& tile);
     // Absorbs a block; meanwhile the lines of `ahead` are fetched.
     void (*attend)(const KvShape& shape, const KvBlock& block, const KvBlock& ahead, AttentionTile& tile);
     // The first elements of a block's keys in the layout of values, for caches that store no values:

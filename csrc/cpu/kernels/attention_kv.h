@@ -16,7 +16,7 @@ struct Int8Kv {
     using Part = Ints;
     static constexpr int kPerLane = 4;  // elements of a 32-bit lane
     static constexpr int kParts = 2;    // vectors that a chunk unpacks to
-    static constexpr bool kScaled = true;
+    static constexpr bool kScaled = true, kGrouped = false;
 
     // Bytes 0 and 2 of every lane, then 1 and 3: elements 0, 1 and 2, 3 (kv_cache.h).
     STRATA_INLINE void unpack(Ints chunk, Part (&part)[kParts]) {
@@ -30,12 +30,17 @@ struct Int8Kv {
     }
 };
 
+// More than one scale per token and head.
+struct Int8GroupKv : Int8Kv {
+    static constexpr bool kGrouped = true;
+};
+
 // What BF16 and F32 share: both are multiplied as f32.
 struct FloatKv {
     using X = float;
     using Sum = Floats;
     using Part = Floats;
-    static constexpr bool kScaled = false;
+    static constexpr bool kScaled = false, kGrouped = false;
 
     STRATA_INLINE Sum begin_sum(int32_t) { return set_floats(0.0f); }
     STRATA_INLINE Floats end_sum(Sum sum) { return sum; }

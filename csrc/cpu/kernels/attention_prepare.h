@@ -16,7 +16,8 @@ STRATA_INLINE Floats load_part(const float* q, int dim, int i) {
 }
 
 // Queries meet bf16 and f32 keys as they are, times the scale of the scores.
-static void prepare_f32(const float* q, int dim, float scale, int query, AttentionTile& tile) {
+static void prepare_f32(const KvShape&, const float* q, int dim, float scale, int query,
+                        AttentionTile& tile) {
     float* x = static_cast<float*>(tile.x) + query * tile.query_stride;
     for (int i = 0; i < dim; i += kLanes) store_floats(x + i, mul(load_part(q, dim, i), set_floats(scale)));
 }
@@ -30,7 +31,8 @@ STRATA_INLINE int largest_query_code(int dim) {
 
 // For int8 keys: one scale for the whole query, which 16 bits allow. Infinity and NaN become NaN in the
 // scale.
-static void prepare_int8(const float* q, int dim, float scale, int query, AttentionTile& tile) {
+static void prepare_int8(const KvShape& shape, const float* q, int dim, float scale, int query,
+                         AttentionTile& tile) {
     constexpr float kSmallest = 1e-30f;  // its reciprocal times the largest code does not overflow
     int16_t* x = static_cast<int16_t*>(tile.x) + query * tile.query_stride;
     Floats most = set_floats(0.0f), poison = set_floats(0.0f);
@@ -41,14 +43,18 @@ static void prepare_int8(const float* q, int dim, float scale, int query, Attent
     }
     const float absmax = largest(most), code = static_cast<float>(largest_query_code(dim));
     const Floats inverse = set_floats(absmax < kSmallest ? 0.0f : code / absmax);
-    Ints sum = set_ints(0);
-    for (int i = 0; i < dim; i += kLanes) {
-        const Ints codes = to_ints(mul(load_part(q, dim, i), inverse));
-        store_words(x + i, codes);
-        sum = add_ints(sum, codes);
+    const int group_dim = shape.group_steps * Int8Kv::kPerLane;
+    for (int group = 0; group < shape.key_groups; group++) {
+        const int begin = group * group_dim, end = begin + group_dim < dim ? begin + group_dim : dim;
+        Ints sum = set_ints(0);
+        for (int i = begin; i < end; i += kLanes) {
+            const Ints codes = to_ints(mul(load_part(q, dim, i), inverse));
+            store_words(x + i, codes);
+            sum = add_ints(sum, codes);
+        }
+        tile.groups[group].x_start[query] = -kCodeOffset * total(sum);
     }
     tile.x_scale[query] = absmax / code * scale + total(poison);
-    tile.x_start[query] = -kCodeOffset * total(sum);
 }
 
 // What four tokens keep in one step: 16 bytes of a chunk of keys.

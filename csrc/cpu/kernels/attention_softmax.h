@@ -38,41 +38,62 @@ STRATA_INLINE void hide(float* scores, int begin, int end, int vectors) {
 // Weights w >= 0 become integers, the largest kLargestCode; factor: w = code * factor. `most` holds the
 // lanes' largest weight as bits: as integers they order like the floats, and NaN, which must not be lost, is
 // largest.
-STRATA_INLINE void encode_weights(AttentionTile& tile, int query, int vectors, Ints most) {
+STRATA_INLINE void encode_weights(const float* weights, int query, int vectors, Ints most,
+                                  ScaleGroup& group) {
     constexpr float kSmallest = 1e-30f;  // its reciprocal times kLargestCode does not overflow
     const float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(largest(most))));
     const float inverse = top < kSmallest ? 0.0f : kLargestCode / top;
     Ints sum = set_ints(0);
     for (int i = 0; i < vectors; i++) {
-        const Floats w = load_floats(tile.scores[query] + i * kLanes);
+        const Floats w = load_floats(weights + i * kLanes);
         const Ints codes = to_ints(mul(w, set_floats(inverse)));
-        store_words(tile.codes[query] + i * kLanes, codes);
+        store_words(group.codes[query] + i * kLanes, codes);
         sum = add_ints(sum, codes);
     }
-    tile.factor[query] = top / kLargestCode;
-    tile.start[query] = -kCodeOffset * total(sum);
+    group.factor[query] = top / kLargestCode;
+    group.start[query] = -kCodeOffset * total(sum);
+}
+
+// The same for each group of a value's elements. Weights of tokens that the query does not see are below 0
+// here: their scales may be anything.
+static void encode_groups(const KvShape& shape, const KvBlock& block, int query, int vectors,
+                          AttentionTile& tile) {
+    alignas(kChunkBytes) float scaled[kBlockTokens];
+    for (int group = 0; group < shape.value_groups; group++) {
+        const size_t from = group * shape.scale_stride;
+        Ints most = set_ints(0);
+        for (int i = 0; i < vectors; i++) {
+            const Floats w = load_floats(tile.scores[query] + i * kLanes);
+            const Floats scales =
+                load_halves(block.value_scales[2 * i] + from, block.value_scales[2 * i + 1] + from);
+            const Floats product = unless_below(mul(w, scales), w, set_floats(0.0f));
+            most = max_ints(most, as_ints(product));
+            store_floats(scaled + i * kLanes, product);
+        }
+        encode_weights(scaled, query, vectors, most, tile.groups[group]);
+    }
 }
 
 // A query that sees nothing of the block.
 template <class Kv>
-STRATA_INLINE void weigh_nothing(AttentionTile& tile, int query, int vectors) {
+STRATA_INLINE void weigh_nothing(const KvShape& shape, AttentionTile& tile, int query, int vectors) {
     tile.shrink[query] = 1.0f;
-    tile.factor[query] = 0.0f;
-    tile.start[query] = 0;
-    for (int i = 0; i < vectors; i++) {
-        if constexpr (Kv::kScaled)
-            store_words(tile.codes[query] + i * kLanes, set_ints(0));
-        else
-            store_floats(tile.scores[query] + i * kLanes, set_floats(0.0f));
+    for (int i = 0; !Kv::kScaled && i < vectors; i++)
+        store_floats(tile.scores[query] + i * kLanes, set_floats(0.0f));
+    for (int g = 0; Kv::kScaled && g < shape.value_groups; g++) {
+        ScaleGroup& group = tile.groups[g];
+        group.factor[query] = 0.0f;
+        group.start[query] = 0;
+        for (int i = 0; i < vectors; i++) store_words(group.codes[query] + i * kLanes, set_ints(0));
     }
 }
 
 // Turns the query's scores into weights and moves top, sums and shrink on.
 template <class Kv>
-static void weigh(const KvBlock& block, int query, AttentionTile& tile) {
+static void weigh(const KvShape& shape, const KvBlock& block, int query, AttentionTile& tile) {
     const int vectors = (block.tokens + kLanes - 1) / kLanes;
     const int begin = tile.begin[query], end = tile.end[query];
-    if (begin >= end) return weigh_nothing<Kv>(tile, query, vectors);
+    if (begin >= end) return weigh_nothing<Kv>(shape, tile, query, vectors);
     float* scores = tile.scores[query];
     hide(scores, begin, end, vectors);
     Floats highest = load_floats(scores);
@@ -85,7 +106,12 @@ static void weigh(const KvBlock& block, int query, AttentionTile& tile) {
     for (int i = 0; i < vectors; i++) {
         Floats w = exp_floats(sub(load_floats(scores + i * kLanes), set_floats(top)));
         sums = add(sums, w);
-        if constexpr (Kv::kScaled) {
+        if constexpr (Kv::kGrouped) {
+            // Minus 1 where hidden.
+            const Floats seen =
+                unless_below(set_floats(1.0f), load_floats(scores + i * kLanes), set_floats(-FLT_MAX));
+            w = add(w, sub(seen, set_floats(1.0f)));
+        } else if constexpr (Kv::kScaled) {
             w = mul(w, load_halves(block.value_scales[2 * i], block.value_scales[2 * i + 1]));
             w = unless_below(w, load_floats(scores + i * kLanes), set_floats(-FLT_MAX));
             most = max_ints(most, as_ints(w));
@@ -95,7 +121,10 @@ static void weigh(const KvBlock& block, int query, AttentionTile& tile) {
     store_floats(tile.sums[query], sums);
     tile.top[query] = top;
     tile.shrink[query] = shrink;
-    if constexpr (Kv::kScaled) encode_weights(tile, query, vectors, most);
+    if constexpr (Kv::kGrouped)
+        encode_groups(shape, block, query, vectors, tile);
+    else if constexpr (Kv::kScaled)
+        encode_weights(scores, query, vectors, most, tile.groups[0]);
 }
 
 }  // namespace

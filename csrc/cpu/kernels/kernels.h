@@ -23,7 +23,8 @@ union SpanTotal {
 };
 
 // 64 activations as int8: value = code * scale. One span of 64 columns uses entry 0; spans of 32 columns
-// (formats of group 32) use both. Everything a kernel needs of one token and unit stands behind one pointer.
+// (formats of group 32) use both; a span of all columns (quantize_token) uses entry 0 of its first unit.
+// Everything a kernel needs of one token and unit stands behind one pointer.
 struct QuantUnit {
     int8_t codes[kUnitCols];
     float scales[2];
@@ -55,16 +56,23 @@ struct Gating {
     float alpha, limit;
 };
 
+// Columns whose products of codes, 127 * 127 each, a 32-bit sum holds for certain.
+constexpr int kMostTokenCols = INT32_MAX / (127 * 127);
+
 struct Kernels {
     const char* name;
     // Indexed by format code. int8 activations; null for bf16 and f16.
     const BlockFn* dot_q8;
+    // w8 with one activation scale per token (quantize_token); at most kMostTokenCols columns.
+    BlockFn dot_w8a8;
     // f32 activations; every format.
     const BlockFn* dot_f32;
     // One row of a matrix as f32 [cols].
     const DecodeRowFn* decode_row;
     // x [cols] as weights of this format meet it -> out[unit * stride]; columns beyond cols count as 0.
     void (*quantize)(const Format& format, const float* x, int cols, int units, QuantUnit* out, int stride);
+    // x [cols] with one scale for all of them, as dot_w8a8 reads it: scale and total stand in the first unit.
+    void (*quantize_token)(const float* x, int cols, int units, QuantUnit* out, int stride);
     // z [tokens][16] = 8 gate and 8 up values, bias [16] or null -> h[token * stride + 0..7].
     void (*gate)(const Gating& gating, const float* z, const float* bias, int tokens, float* h,
                  size_t stride);
@@ -77,6 +85,11 @@ struct Kernels {
 // Columns that share an activation scale when they meet weights of this format.
 STRATA_ALWAYS_INLINE constexpr int activation_span(const Format& format) {
     return format.group == 32 ? 32 : 64;
+}
+
+// Weights with one scale per row, whose products with a token's codes need no scale in between.
+STRATA_ALWAYS_INLINE constexpr bool has_row_scales(const Format& format) {
+    return format.values == Values::kInt8 && format.group == 0;
 }
 
 namespace avx2 {

@@ -6,7 +6,7 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-const Kernels kKernels = {
-    STRATA_TEXT(STRATA_ISA), kDotQ8, kDotF32, kDecodeRow, quantize, gate, int8_peak, kAttention};
+const Kernels kKernels = {STRATA_TEXT(STRATA_ISA), kDotQ8, dot_w8a8,  kDotF32,   kDecodeRow, quantize,
+                          quantize_token,          gate,   int8_peak, kAttention};
 
 }  // namespace strata::cpu::STRATA_ISA

@@ -1,6 +1,7 @@
 // Many tokens times int8 activations: a unit is decoded once into L1 and swept over all tokens in tiles of
 // some row blocks and tokens, whose sums fill the registers; partial results rest in job.out.
 #include "cpu/kernels/spans.h"
+#include "cpu/kernels/sweep.h"
 #include "cpu/kernels/tables.h"
 
 namespace strata::cpu::STRATA_ISA {
@@ -50,35 +51,12 @@ __attribute__((noinline)) static void tile(const Decoded* units, const QuantUnit
     }
 }
 
-using TileFn = void (*)(const Decoded*, const QuantUnit*, float*, int);
-
-template <class Kind, int B, int T>
-STRATA_INLINE TileFn tile_of(int count) {
-    if constexpr (T > 1)
-        if (count < T) return tile_of<Kind, B, T - 1>(count);
-    return tile<Kind, B, T>;
-}
-
-// Tokens cut into tiles of nearly equal size: one of few tokens would leave registers empty. Known before the
-// sweeps, which are too short for divisions.
 template <class Kind, int B>
-struct Sweep {
-    const int tokens, tiles, least, larger;  // the first `larger` tiles have a token more than the others
-    const TileFn most_fn, least_fn;
-
-    STRATA_ALWAYS_INLINE explicit Sweep(int tokens)
-        : tokens(tokens),
-          tiles((tokens + kTile - 1) / kTile),
-          least(tokens / tiles),
-          larger(tokens % tiles),
-          most_fn(tile_of<Kind, B, kTile>(least + 1)),
-          least_fn(tile_of<Kind, B, kTile>(least)) {}
-
-    STRATA_ALWAYS_INLINE void run(const Decoded* units, const QuantUnit* x, float* out) const {
-        for (int i = 0; i < larger; i++, x += least + 1, out += (least + 1) * kRowBlock)
-            most_fn(units, x, out, tokens);
-        for (int i = larger; i < tiles; i++, x += least, out += least * kRowBlock)
-            least_fn(units, x, out, tokens);
+struct Tiles {
+    using Unit = Decoded;
+    template <int T>
+    STRATA_INLINE TileFn<Unit> of() {
+        return tile<Kind, B, T>;
     }
 };
 
@@ -89,7 +67,7 @@ static void blocks(const BlockJob& job, int first) {
     float* out = job.out + static_cast<size_t>(first) * job.tokens * kRowBlock;
     for (int i = 0; i < B * job.tokens; i++) store_floats(out + i * kRowBlock, set_floats(0.0f));
     Decoded units[B];
-    const Sweep<typename Traits<kCode>::Kind, B> sweep(job.tokens);
+    const Sweep<Tiles<typename Traits<kCode>::Kind, B>> sweep(job.tokens);
     const size_t passed = (B * matrix.block_bytes + matrix.units - 1) / matrix.units;
     for (int unit = 0; unit < matrix.units; unit++) {
         if (job.ahead != nullptr) job.ahead->template pass<B * Traits<kCode>::kUnitLines>(passed);

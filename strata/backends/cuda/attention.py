@@ -24,8 +24,11 @@ HEAD_DIMS, WIDE_DIMS, LATENT_DIMS = (16, 32, 48, 64, 80, 96, 128), (192, 256), (
 """Elements of heads that csrc/cuda has kernels for; of keys and values of latent attention."""
 WITH_TICKETS = ("attention_decode", "attention_decode_dims")
 """Files whose kernels can join what splits leave. Of wide heads they have no register left for that."""
-PAGE_DTYPES = ("int8", "bf16")
-"""Not f32: tensor cores would round what they read to 16 bits, which is what bf16 pages hold."""
+GROUPED_DIMS = (64, 96, 128, 192, 256)
+"""The same where heads have several scales."""
+PAGE_DTYPES = ("int8", "int8g128", "int8g64", "int8g32", "bf16")
+"""Not f32: tensor cores would round what they read to 16 bits, which is what bf16 pages hold. Not int8t,
+whose clipped codes are there for comparison only."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class _Call:
     @property
     def wide(self) -> bool:
         """Whether csrc/cuda/attention_wide.cuh computes it."""
-        return self.spec.key_dim not in HEAD_DIMS
+        return _wide(self.spec)
 
     @property
     def groups(self) -> int:
@@ -59,6 +62,8 @@ class _Call:
         """Of the kernel for wide heads."""
         spec = self.spec
         heads = (self.call.heads, spec.kv_heads)
+        if spec.group:
+            return launch_shapes.attention_grouped(spec.key_dim, *heads, tiles.count, splits)
         return launch_shapes.attention_wide(
             spec.dtype, spec.key_dim, spec.value_in_key, *heads, tiles.count, splits
         )
@@ -127,7 +132,7 @@ class CudaAttention:
 
     def _of_batch(self, places: KvPlaces, blocks: list[Sequence[Buffer]], per_kv_head: int) -> BatchTables:
         if self._tables is None or self._tables[0] is not places.batch:
-            wide = places.cache.spec.key_dim not in HEAD_DIMS
+            wide = _wide(places.cache.spec)
             rows = launch_shapes.WIDE_ROWS if wide else launch_shapes.PREFILL_ROWS
             most = max(1, rows // per_kv_head)
             pages = [len(of_sequence) for of_sequence in blocks]
@@ -162,7 +167,7 @@ def _prepare(whole: _Call, projections: Projections) -> Launch:
     where = (places.table, tables.first_page, tables.positions)
     rotary = 2 * projections.tables[0].cols if projections.tables else 0
     numbers = (attention.heads, spec.kv_heads, spec.key_dim, rotary, int(attention.rope.interleaved))
-    layout = (spec.page_tokens, places.offset, int(spec.dtype == "int8"), 0)
+    layout = (spec.page_tokens, places.offset, _code_group(spec), 0)
     norms = (projections.q_norm, projections.k_norm)
     pointers = (qkv.buffer, NULL, or_null(norms[0]), or_null(norms[1]), *turns, *where, whole.q.buffer)
     arguments = (*pointers, *numbers, *layout, projections.eps, float(attention.clip_qkv or 0.0))
@@ -177,7 +182,7 @@ def _append(whole: _Call, k: Matrix, v: Matrix | None) -> Launch:
     heads = (1 if v is None else 2) * spec.kv_heads
     shape = launch_shapes.heads_of_rows("append_kv", heads, k.rows, spec.key_dim)
     where = (places.table, tables.first_page, tables.positions)
-    numbers = (spec.kv_heads, spec.key_dim, spec.page_tokens, places.offset, int(spec.dtype == "int8"), 0)
+    numbers = (spec.kv_heads, spec.key_dim, spec.page_tokens, places.offset, _code_group(spec), 0)
     arguments = (k.buffer, or_null(v), *where, *numbers)
     reads = (k.buffer, *_if_there(v), *where, *written)
     return whole.launcher.make(shape, arguments, reads, tuple(written))
@@ -210,6 +215,7 @@ def _by_tiles(
     arguments: tuple[Operand, ...] = (splits, float(whole.call.scale))
     if whole.wide:
         shape = whole.wide_shape(tiles, splits)
+        arguments = (*arguments, *_group_argument(spec))
     else:
         shape = launch_shapes.attention_prefill(spec.dtype, spec.key_dim, spec.kv_heads, tiles.count, splits)
         first_row = whole.places.batch.sequences[tiles.sequences[0]].first_row
@@ -249,12 +255,14 @@ def _join(
 
 def _by_rows(whole: _Call, tiles: Tiles, splits: int, results: _Results, sinks: Matrix | None) -> Launch:
     spec, scale, heads = whole.spec, float(whole.call.scale), whole.call.heads
+    arguments: tuple[Operand, ...] = (splits, scale)
     if whole.wide:
         shape = whole.wide_shape(tiles, splits)
+        arguments = (*arguments, *_group_argument(spec))
     else:
         geometry = (spec.dtype, spec.key_dim, heads, spec.kv_heads)
         shape = launch_shapes.attention_decode(*geometry, tiles.count, splits)
-    return _attending(whole, tiles, shape, (splits, scale), results, sinks)
+    return _attending(whole, tiles, shape, arguments, results, sinks)
 
 
 @dataclass(frozen=True)
@@ -309,6 +317,21 @@ def _if_there(matrix: Matrix | None) -> tuple[Buffer, ...]:
     return () if matrix is None else (matrix.buffer,)
 
 
+def _wide(spec: KvSpec) -> bool:
+    """Whether csrc/cuda/attention_wide.cuh computes attention over these pages."""
+    return bool(spec.group) or spec.key_dim not in HEAD_DIMS
+
+
+def _code_group(spec: KvSpec) -> int:
+    """Elements that share an int8 scale, as csrc/cuda/prepare_heads.cu asks; 0: bf16."""
+    return (spec.group or spec.key_dim) if spec.storage == "int8" else 0
+
+
+def _group_argument(spec: KvSpec) -> tuple[int, ...]:
+    """What attention_grouped takes more than attention_wide."""
+    return (spec.group,) if spec.group else ()
+
+
 def require_attention(spec: KvSpec, per_kv_head: int) -> None:
     """UnsupportedError when there is no kernel for these pages, whose heads so many query heads share."""
     tokens = launch_shapes.KV_TOKENS
@@ -321,6 +344,12 @@ def require_attention(spec: KvSpec, per_kv_head: int) -> None:
         known = (spec.key_dim, spec.value_dim) == LATENT_DIMS
     else:
         known = spec.key_dim in HEAD_DIMS + WIDE_DIMS and per_kv_head <= launch_shapes.PREFILL_ROWS
+    if spec.group and (spec.value_in_key or spec.key_dim not in GROUPED_DIMS):
+        raise UnsupportedError(
+            f"attention on a GPU over {spec.dtype} pages of keys with {spec.key_dim} elements",
+            remedy="kv.dtype int8 or bf16; groups go with heads of "
+            f"{', '.join(map(str, GROUPED_DIMS))} elements, and not with latent attention",
+        )
     if not known:
         kind = "latent keys" if spec.value_in_key else "heads"
         raise UnsupportedError(

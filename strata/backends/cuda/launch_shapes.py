@@ -132,6 +132,19 @@ def attention_wide(
     return LaunchShape(file, f"{file}_{dtype}_{key_dim}", (splits, groups, tiles), warps * WARP, shared)
 
 
+GROUPED_ELEMENTS = 32
+"""csrc/cuda/attention_grouped.cu: elements of a warp, which are of one group."""
+
+
+def attention_grouped(dim: int, heads: int, kv_heads: int, tiles: int, splits: int) -> LaunchShape:
+    """Of int8 pages with several scales per token and head."""
+    warps = dim // GROUPED_ELEMENTS
+    groups = kv_heads * -(-heads // kv_heads // WIDE_ROWS)
+    shared = 2 * (2 * warps + 2) * WARP * 16
+    entry = f"attention_grouped_{dim}"
+    return LaunchShape("attention_grouped", entry, (splits, groups, tiles), warps * WARP, shared)
+
+
 COMMON_HEADS = (64, 128)
 """Elements of the heads that most models have; the kernels of others are compiled for those who need them."""
 

@@ -50,7 +50,7 @@ def limits_probe(backend: Backend) -> Probe:
     cpu: Any = getattr(backend, "cpu", None)
     if not hasattr(cpu, "read_bandwidth"):  # a device's backend has a whole backend under that name
         return Limits
-    if getattr(backend, "activations", None) != "int8":
+    if getattr(backend, "activations", None) not in ("int8", "int8_per_token"):
         return lambda: Limits(read_bandwidth(cpu, PROBE_SECONDS).best)
     return lambda: Limits(read_bandwidth(cpu, PROBE_SECONDS).best, int8_peak(cpu))
 

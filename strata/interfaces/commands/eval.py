@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strata.errors import UsageError
+from strata.interfaces.commands.eval_kv import kv
 
 if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.evaluation.subject import Asked, Subject
@@ -25,7 +26,11 @@ def command() -> None:
       strata eval compare demo --set-b kv.dtype=f32
       strata eval compare models/Qwen3-30B-A3B stores/qwen3-30b-w4
       strata eval layers models/Qwen3-30B-A3B stores/qwen3-30b-w4
+      strata eval kv demo
     """
+
+
+command.add_command(kv)
 
 
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
