@@ -17,7 +17,7 @@ from strata.backends.parts import Gating
 from strata.backends.reference_ffn import Expert, expert_of, gated, separate
 from strata.store.formats import FORMATS, ExpertLayout
 
-TOKENS = 7
+TOKENS = 11
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,18 @@ def test_layers_are_captured_once_and_replayed_in_every_step() -> None:
     made.close()
 
 
+@pytest.mark.parametrize("depth", [0, 1500])
+def test_a_layer_takes_as_many_launches_at_any_depth(depth: int) -> None:
+    """Splits of attention are joined by its own kernel; without graphs here, and without a guess."""
+    made = hybrid(graphs=False)
+    made.done = depth
+    feed(made, [1] * 5)
+    launches, label = made.device.calls.launches.elements(), f"layer {5 * LAYERS - 1}"
+    last = [name for found, name in launches if found == label]
+    assert len(last) == 7 and not any("combine" in name for name in last)
+    made.close()
+
+
 def test_without_them_nothing_is_captured() -> None:
     made = hybrid(graphs=False)
     feed(made, [20, 1, 1])
