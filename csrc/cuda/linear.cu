@@ -1,6 +1,8 @@
 // y = x W^T + bias, or y += scale * (x W^T + bias), for packed W and a few tokens: bound by the reading of W.
 // With `norm`, f32 [columns], it is the RMSNorm of x that is multiplied: every block sums the squares of its
-// rows, and what they are divided by multiplies the results.
+// rows, and what they are divided by multiplies the results. With `kind` (activation.cuh; -1: none) W is the
+// gate_up of a dense FFN, 8 gate rows and then the 8 up rows of the same index in each row block, and y, f32
+// [tokens, width], becomes act(gate) * up, without bias or sum.
 //
 // x is f32 [tokens, columns], rows x_stride floats apart, y f32 [tokens, rows], bias f32 [rows] or null;
 // columns are a multiple of 8 and rows of x 16-byte aligned. A block takes `row_blocks` row blocks (1, 2 or
@@ -10,6 +12,7 @@
 //
 // head_rows (0: none) makes it one small matrix per head: rows [h * head_rows, ...) of W meet columns
 // [h * columns, ...) of x; it is a multiple of 16 and a block takes one row block.
+#include "activation.cuh"
 #include "tile.cuh"
 
 struct LinearShape {
@@ -64,6 +67,27 @@ struct Squares {
     }
 };
 
+// One gated element per thread and turn.
+template <int Tiles>
+DEVICE void write_gated(const PartialSums<Tiles>& sums, const Squares<Tiles>& squares, const Norm& norm,
+                        float* y, int tokens, const Gating& gating, int width, const LinearShape& shape) {
+    constexpr int kTokens = PartialSums<Tiles>::kTokens, kHalf = kRowBlock / 2;
+    for (int i = threadIdx.x; i < shape.row_blocks * kHalf * kTokens; i += kTileThreads) {
+        const int own = i / (kHalf * kTokens), element = i % kHalf, token_in_tile = i / kHalf % kTokens;
+        const int column = (blockIdx.x * shape.row_blocks + own) * kHalf + element;
+        const int token = blockIdx.y * kTokens + token_in_tile;
+        if (column >= width || token >= tokens) continue;
+        float gate = sums.total(own, shape.row_blocks, element, token_in_tile);
+        float up = sums.total(own, shape.row_blocks, element + kHalf, token_in_tile);
+        if (norm.weight != nullptr) {
+            const float factor = squares.factor(token_in_tile, shape.columns, norm.eps);
+            gate *= factor;
+            up *= factor;
+        }
+        y[static_cast<size_t>(token) * width + column] = gated(gate, up, gating);
+    }
+}
+
 // One value per thread and turn: 8 rows x 4 tokens per warp.
 template <int Tiles>
 DEVICE void write_result(const PartialSums<Tiles>& sums, const Squares<Tiles>& squares, const Norm& norm,
@@ -86,7 +110,7 @@ DEVICE void write_result(const PartialSums<Tiles>& sums, const Squares<Tiles>& s
 
 template <class Format, int Tiles>
 DEVICE void linear(const u8* weight, const float* x, const float* bias, float* y, int tokens, float scale,
-                   int add, const Norm& norm, const LinearShape& shape) {
+                   int add, const Norm& norm, const Gating& gating, int width, const LinearShape& shape) {
     SHARED_MEMORY(shared);
     const PartialSums<Tiles> partial = {reinterpret_cast<float*>(shared)};
     const Squares<Tiles> squares = {partial.all + kTileWarps * PartialSums<Tiles>::kWarpFloats};
@@ -103,16 +127,20 @@ DEVICE void linear(const u8* weight, const float* x, const float* bias, float* y
     if (norm.weight != nullptr) squares.sum(x, tokens, shape);
     partial.write(warp, lane, sums);
     __syncthreads();
-    write_result<Tiles>(partial, squares, norm, y, bias, tokens, scale, add, shape);
+    if (gating.kind >= 0)
+        write_gated<Tiles>(partial, squares, norm, y, tokens, gating, width, shape);
+    else
+        write_result<Tiles>(partial, squares, norm, y, bias, tokens, scale, add, shape);
 }
 
 #define LINEAR(format, tiles, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks) linear_##format##_##tiles( \
         const u8* weight, const float* x, const float* bias, float* y, int rows, int columns, int units,  \
         int tokens, int row_blocks, int x_stride, int head_rows, float scale, int add, const float* norm, \
-        float eps) {                                                                                      \
+        float eps, int kind, float alpha, float limit, int width) {                                       \
         const int head = head_rows ? blockIdx.x * kRowBlock / head_rows : 0;                              \
         linear<__VA_ARGS__, tiles>(weight, x + head * columns, bias, y, tokens, scale, add, {norm, eps},  \
+                                   {kind, alpha, limit}, width,                                           \
                                    {rows, columns, units, row_blocks, x_stride});                         \
     }                                                                                                     \
     EXPORT_KERNEL(linear_##format##_##tiles)

@@ -94,7 +94,9 @@ def head_linear(heads: int, head_rows: int, columns: int, tokens: int) -> Prepar
         heads * columns,
         head_rows,
     )
-    call = call_of(shape, (read_only(tensor.data), read_only(x), None, y, *sizes, 1.0, 0, None, 0.0))
+    call = call_of(
+        shape, (read_only(tensor.data), read_only(x), None, y, *sizes, 1.0, 0, None, 0.0, -1, 0.0, 0.0, 0)
+    )
     return Prepared(call, lambda: assert_close(y, expected, 2e-6), {(0,): tensor.data.nbytes})
 
 

@@ -10,7 +10,7 @@ from strata.backends.cuda.experts import expert_launches
 from strata.backends.cuda.head import topk_launches, verify_launches
 from strata.backends.cuda.kernels import NULL, KernelLoader
 from strata.backends.cuda.launches import Launcher, Operand, or_null, require_multiple
-from strata.backends.cuda.linear import linear_launches, require_heads
+from strata.backends.cuda.linear import gates_at_once, gating_numbers, linear_launches, require_heads
 from strata.backends.cuda.norms import ROUTED_ROWS, norm_and_route, norm_launch, router_rules
 from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
@@ -221,7 +221,7 @@ class CudaKernels:
         out: Matrix,
         scratch: Arena,
     ) -> Launches:
-        """Three launches: gate_up, the activation, down; a prompt's matrices take two each."""
+        """Two launches: gate_up with its activation, down; five for a prompt."""
         return self._ffn(x, gate_up, down, gating, out, scratch)
 
     def add_ffn(
@@ -249,14 +249,19 @@ class CudaKernels:
         add: float | None = None,
         norm: NormOf | None = None,
     ) -> Iterator[Launch]:
-        width, rows = down.shape.cols, x.rows
-        both = Matrix(scratch.take(rows * gate_up.shape.rows * 4, "gate and up"), rows, gate_up.shape.rows)
-        yield from self._linear(x, gate_up, None, both, scratch, norm=norm)
+        width, rows, launcher, choice = down.shape.cols, x.rows, self._launcher, self._prefill
         hidden = Matrix(scratch.take(rows * width * 4, "hidden"), rows, width)
-        kind = launch_shapes.GATING_KINDS[gating.kind]
-        arguments = (both.buffer, hidden.buffer, width, kind, gating.alpha, gating.limit)
-        shape = launch_shapes.elements("gate", width, rows)
-        yield self._launcher.make(shape, arguments, (both.buffer,), (hidden.buffer,))
+        if gates_at_once(gate_up, rows, choice):
+            yield from linear_launches(
+                launcher, x, gate_up, None, hidden, 0, scratch, choice, norm=norm, gating=gating
+            )
+        else:
+            columns = gate_up.shape.rows
+            both = Matrix(scratch.take(rows * columns * 4, "gate and up"), rows, columns)
+            yield from self._linear(x, gate_up, None, both, scratch, norm=norm)
+            arguments = (both.buffer, hidden.buffer, width, *gating_numbers(gating))
+            shape = launch_shapes.elements("gate", width, rows)
+            yield launcher.make(shape, arguments, (both.buffer,), (hidden.buffer,))
         yield from self._linear(hidden, down, None, out, scratch, add=add)
 
     def experts(

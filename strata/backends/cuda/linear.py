@@ -12,6 +12,7 @@ from strata.backends.cuda.norms import norm_launch
 from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.arrays import Matrix, PackedOnDevice
 from strata.backends.hybrid.kernel_set import NormOf
+from strata.backends.parts import Gating
 from strata.device.base import Buffer, Launch
 from strata.memory.regions import Arena
 from strata.store.formats import ROW_BLOCK, UNIT_COLS
@@ -28,9 +29,11 @@ def linear_launches(
     choice: PrefillChoice,
     add: float | None = None,
     norm: NormOf | None = None,
+    gating: Gating | None = None,
 ) -> Iterator[Launch]:
     """One launch, or two for a prompt, and one more for the norm of one. heads: one small matrix per head, 0
-    for one matrix. add: what the product is scaled by before it joins `out`; None: it becomes `out`."""
+    for one matrix. add: what the product is scaled by before it joins `out`; None: it becomes `out`. gating:
+    of a gate_up whose product is gated at once, where `gates_at_once`."""
     packed = weight.shape
     require_multiple("linear", "columns", packed.cols, 8)
     in_int8 = choice.int8 and packed.format.name == "w8" and not heads
@@ -51,10 +54,23 @@ def linear_launches(
     units = packed.padded_cols // UNIT_COLS
     sizes = (packed.rows, packed.cols, units, x.rows, per_block, x.cols, head_rows)
     factors = (NULL, 0.0) if norm is None else (norm.weight.buffer, norm.eps)
-    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, *_joins(add), *factors)
+    gates = (-1, 0.0, 0.0, 0) if gating is None else (*gating_numbers(gating), out.cols)
+    arguments = (weight.buffer, x.buffer, or_null(bias), out.buffer, *sizes, *_joins(add), *factors, *gates)
     normed_by = () if norm is None else (norm.weight.buffer,)
     reads = _reads(weight, bias, x.buffer, *_kept(out, add), *normed_by)
     yield launcher.make(shape, arguments, reads, (out.buffer,), x.rows * packed.rows * packed.cols)
+
+
+def gates_at_once(weight: PackedOnDevice, rows: int, choice: PrefillChoice) -> bool:
+    """Whether one kernel multiplies by gate_up and gates: not those for prompts and for int8 activations."""
+    packed = weight.shape
+    in_int8 = choice.int8 and packed.format.name == "w8"
+    return not in_int8 and not choice.linear(packed.nbytes, packed.cols, rows)
+
+
+def gating_numbers(gating: Gating) -> tuple[int, float, float]:
+    """The arguments by which kernels know an activation."""
+    return launch_shapes.GATING_KINDS[gating.kind], gating.alpha, gating.limit
 
 
 def _prefill(
