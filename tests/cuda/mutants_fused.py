@@ -39,7 +39,6 @@ FUSED_TABLE: list[tuple[str, str, str, str]] = [
     ("expert_down", "", "token += kTileThreads / kRowBlock", "token += kTileThreads"),
     ("expert_down", "", "tickets + blockIdx.x,", "tickets,"),
     ("expert_down", "", "gridDim.y * gridDim.z)", "gridDim.y)"),
-    ("expert_down", "", "if (pairs > 0) multiply_pairs", "multiply_pairs"),
     ("expert_down", LAST, "__threadfence();  // what", "// what"),
     ("expert_down", LAST, "__threadfence();  // and", "// and"),
     ("expert_down", LAST, "__syncthreads();", ""),

@@ -24,7 +24,7 @@ def load(block: Block, what: Instruction) -> None:
     name = what.operands[1].strip("[] ")
     if space == "param" and name in block.arguments:
         value = block.arguments[name]
-        block.write(what.operands[0], np.full(block.threads, value, numpy_type(what.type)))
+        block.write(what.operands[0], np.full(block.threads, value).astype(numpy_type(what.type)))
         return
     if space == "param":  # of a struct: its name stands for its address
         space = "global"
