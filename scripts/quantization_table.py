@@ -12,14 +12,15 @@ goes on; --seconds N begins nothing new after that time. A row whose command fai
 those once more.
 
 All comparisons have an f32 KV cache (KV rows apart) and the activations that runs have; the reference's
-products are f32. Speeds are `strata bench -p 512 -n 64 -d 0 -s 1 -r 2`; an idle machine is the caller's
-business.
+products are f32. Speeds are `strata bench -p 512 -n 32 -d 0 -s 1 -r 2`, with AVX2 alone and with all that the
+processor has; an idle machine is the caller's business.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -36,7 +37,9 @@ from strata.store.manifest import read_manifest
 Result = dict[str, Any]
 STEPS = ("convert", "eval", "bench")
 _BF16 = {"experts": "bf16", "shared": "bf16", "head": "bf16", "embed": "bf16"}
-_BENCH = ("-p", "512", "-n", "64", "-d", "0", "-s", "1", "-r", "2")
+_BENCH = ("-p", "512", "-n", "32", "-d", "0", "-s", "1", "-r", "2")
+ISAS = ("avx2", "")
+"""STRATA_ISA of the timed runs; "": the best there is."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class Row:
     stats: str = ""
     settings: tuple[str, ...] = ()
     gguf: Path | None = None
+
+    @property
+    def timed(self) -> bool:
+        """KV at no depth costs no time, and files of others are not run as they are."""
+        return self.gguf is None and not any(item.startswith("kv.") for item in self.settings)
 
     @property
     def store(self) -> str:
@@ -92,10 +100,11 @@ class FailedError(Exception):
     """A command's last line of errors."""
 
 
-def strata(*arguments: str | Path) -> str:
+def strata(*arguments: str | Path, isa: str = "") -> str:
     """Runs a command; its stdout."""
     command = [sys.executable, "-m", "strata", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **({"STRATA_ISA": isa} if isa else {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise FailedError(next((line for line in lines if line.startswith("error")), lines[0]))
@@ -138,7 +147,7 @@ class Table:
         for row in self.rows:
             if not any(name in row.name for name in names):
                 continue
-            for step in STEPS if row.gguf is None else STEPS[:2]:
+            for step in STEPS if row.timed else STEPS[:2]:
                 done = self.results.get(row.name, {})
                 if step in steps and step not in done and "failed" not in done:
                     yield row, step
@@ -186,13 +195,18 @@ class Table:
 
     def _bench(self, row: Row) -> Result:
         settings = [part for item in row.settings for part in ("--set", item)]
-        found = json.loads(strata("bench", self.store(row), *settings, *_BENCH, "--json"))
-        return {"subject": found["subject"], **{result["kind"]: result for result in found["results"]}}
+        made: Result = {}
+        for isa in ISAS:
+            found = json.loads(strata("bench", self.store(row), *settings, *_BENCH, "--json", isa=isa))
+            by_kind = {result["kind"]: result for result in found["results"]}
+            made[isa or "best"] = {"subject": found["subject"], **by_kind}
+        return made
 
     def markdown(self) -> str:
         """The table, and under it the rows that failed."""
-        head = "| | bytes | perplexity | change | KL mean | KL 99 % | top-1 | decode | prefill |"
-        lines = [head, "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+        head = "| | bytes | perplexity | change | KL mean | KL 99 % | top-1 "
+        lines = [head + "".join(f"| decode, {name} | prefill " for name in ("AVX2", "best")) + "|"]
+        lines.append("|---" + "|--:" * 10 + "|")
         lines += [_line(row.name, self.results[row.name]) for row in self.rows if self._shown(row)]
         notes = [
             f"- {row.name}: not made, `{failed['step']}` says: {failed['why']}"
@@ -217,14 +231,17 @@ def _line(name: str, done: Mapping[str, Result]) -> str:
 
 
 def _speeds(found: Mapping[str, Any] | None) -> list[str]:
-    """Of decoding with bytes/s, of prefill."""
+    """Of decoding with bytes/s and of prefill, for each instruction set."""
     if found is None:
-        return ["-", "-"]
-    decode, prefill = found["decode"], found["prefill"]
-    speed = f"{decode['tokens_per_second']['median']:.1f} t/s"
-    if decode["bytes_per_second"]:
-        speed += f", {decode['bytes_per_second']['median'] / 1e9:.1f} GB/s"
-    return [speed, f"{prefill['tokens_per_second']['median']:.0f} t/s"]
+        return ["-"] * 2 * len(ISAS)
+    cells = []
+    for one in (found[isa or "best"] for isa in ISAS):
+        decode, prefill = one["decode"], one["prefill"]
+        speed = f"{decode['tokens_per_second']['median']:.1f} t/s"
+        if decode["bytes_per_second"]:
+            speed += f", {decode['bytes_per_second']['median'] / 1e9:.1f} GB/s"
+        cells += [speed, f"{prefill['tokens_per_second']['median']:.0f} t/s"]
+    return cells
 
 
 def main() -> int:

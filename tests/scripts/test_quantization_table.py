@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Commands that were run; gptq's fail."""
     made: list[list[str]] = []
 
-    def strata(*arguments: str | Path) -> str:
+    def strata(*arguments: str | Path, isa: str = "") -> str:
         made.append([str(argument) for argument in arguments])
         if "gptq" in made[-1]:
             raise FailedError("error: no such option: --method")
@@ -56,13 +56,14 @@ def test_rows_are_made_once_and_failures_are_said(calls: list[list[str]], tmp_pa
     table = Table("smollm2.gguf", tmp_path, ["--tokens", "64"], rows)
     fill(table, options())
     assert [call[0] for call in calls] == [
-        *("convert", "eval", "bench") * 2,  # bf16, w4g64 plain
+        *("convert", "eval", "bench", "bench") * 2,  # bf16, w4g64 plain; with AVX2 and with all there is
         *("calibrate", "convert"),  # gptq, which fails
-        *("eval", "bench"),  # KV int8 has bf16's store
+        "eval",  # KV int8 has bf16's store and its speed
     ]
     shown = table.markdown()
     assert (
-        "| 26.500 | +1.23 % ± 0.10 | 1.20e-02 | 9.00e-02 | 97.80 % | 50.0 t/s, 20.0 GB/s | 50 t/s |" in shown
+        "| 26.500 | +1.23 % ± 0.10 | 1.20e-02 | 9.00e-02 | 97.80 % | 50.0 t/s, 20.0 GB/s | 50 t/s | 50"
+        in shown
     )
     assert "- w4g64 gptq: not made, `convert` says: error: no such option: --method" in shown
     assert "| w4g64 gptq |" not in shown
