@@ -145,12 +145,16 @@ class Table:
     def missing(self, steps: Sequence[str], names: Sequence[str]) -> Iterator[tuple[Row, str]]:
         """What is not done yet when it is asked for, in the order in which it can be done."""
         for row in self.rows:
-            if not any(name in row.name for name in names):
+            if not any(name in row.name for name in names) or (row.stats == "shared" and self._dense()):
                 continue
             for step in STEPS if row.timed else STEPS[:2]:
                 done = self.results.get(row.name, {})
                 if step in steps and step not in done and "failed" not in done:
                     yield row, step
+
+    def _dense(self) -> bool:
+        """Whether there are no experts, whose statistics could be shared; once the first row is made."""
+        return read_manifest(self.store(BASE)).spec.experts is None
 
     def do(self, row: Row, step: str) -> None:
         """One step of one row, noted."""
@@ -184,6 +188,11 @@ class Table:
         return made
 
     def _eval(self, row: Row) -> Result:
+        if row is BASE:
+            exact = ("--set", "kv.dtype=f32", "--set", "backend.activations=f32")
+            return {
+                "b": json.loads(strata("eval", "perplexity", self.store(row), *exact, *self._text, "--json"))
+            }
         asked = ["kv.dtype=f32", *row.settings]
         settings = [part for item in asked for part in ("--set-b", item)]
         truth = ["--set-a", "kv.dtype=f32", "--set-a", "backend.activations=f32"]
@@ -223,10 +232,11 @@ def _line(name: str, done: Mapping[str, Result]) -> str:
     cells = [f"{done['convert']['bytes']:,}", *["-"] * 5]
     found = done.get("eval")
     if found is not None:
+        cells[1] = f"{found['b']['perplexity']:.3f}"
+    if found is not None and "kl" in found:
         change = f"{100 * found['perplexity_change']:+.2f} % ± {100 * found['perplexity_change_error']:.2f}"
         kl = found["kl"]
-        cells[1:] = [f"{found['b']['perplexity']:.3f}", change, f"{kl['mean']:.2e}", f"{kl['p99']:.2e}"]
-        cells.append(f"{100 * found['top1']:.2f} %")
+        cells[2:] = [change, f"{kl['mean']:.2e}", f"{kl['p99']:.2e}", f"{100 * found['top1']:.2f} %"]
     return "| " + " | ".join([name, *cells, *_speeds(done.get("bench"))]) + " |"
 
 

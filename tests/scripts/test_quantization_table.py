@@ -45,7 +45,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             Path(made[-1][made[-1].index("--out") + 1]).symlink_to(quantization_table.model_path("demo"))
         speeds = {"tokens_per_second": {"median": 50.0}, "bytes_per_second": {"median": 2e10}}
         bench = {"subject": {}, "results": [{"kind": kind, **speeds} for kind in ("prefill", "decode")]}
-        return json.dumps(EVAL if made[-1][0] == "eval" else bench)
+        scored = {"perplexity": 25.0} if "perplexity" in made[-1] else EVAL
+        return json.dumps(scored if made[-1][0] == "eval" else bench)
 
     monkeypatch.setattr(quantization_table, "strata", strata)
     return made
@@ -65,6 +66,7 @@ def test_rows_are_made_once_and_failures_are_said(calls: list[list[str]], tmp_pa
         "| 26.500 | +1.23 % ± 0.10 | 1.20e-02 | 9.00e-02 | 97.80 % | 50.0 t/s, 20.0 GB/s | 50 t/s | 50"
         in shown
     )
+    assert "| 25.000 | - | - | - | - | 50.0 t/s" in shown, "bf16 is what the others are measured against"
     assert "- w4g64 gptq: not made, `convert` says: error: no such option: --method" in shown
     assert "| w4g64 gptq |" not in shown
     calls.clear()
