@@ -16,6 +16,7 @@ from strata.errors import IncompleteError, StoreError
 from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
 from strata.model.resolve import Resolved, resolve
 from strata.plan.spec import FURTHER
+from strata.store.calibration import CalibrationStats
 from strata.store.checkpoint import open_checkpoint
 from strata.store.checkpoint_file import inside
 from strata.store.convert import ConvertReport, convert
@@ -58,16 +59,17 @@ def import_checkpoint(
     progress: Progress | None = None,
     refine: Refine | None = None,
     further: bool = False,
+    stats: CalibrationStats | None = None,
 ) -> ConvertReport:
     """Convert a checkpoint with everything a store holds beside weights: tokenizer, template, stop ids.
 
     refine: the last word on the options, when the model is known. further: only its layer that predicts
-    further tokens.
+    further tokens. stats: for options whose methods need them.
     """
     source, resolved = open_and_resolve(path, further=further)
     options = refine(source, resolved, options) if refine is not None else options
     extra = extra_files(source)
-    report = _convert(source, resolved, out, options, extra, progress)
+    report = _convert(source, resolved, out, options, extra, progress, stats)
     if _TOKENIZER in extra:
         return report
     remark = f"there is no {_TOKENIZER} beside the weights: `strata run` needs one in the store"
@@ -119,9 +121,10 @@ def _convert(
     options: ConvertOptions,
     extra: Mapping[str, bytes],
     progress: Progress | None,
+    stats: CalibrationStats | None = None,
 ) -> ConvertReport:
-    targets, experts = resolved.targets, resolved.experts
-    report = convert(source, resolved.spec, targets, experts, out, options, extra, progress)
+    model = source, resolved.spec, resolved.targets, resolved.experts
+    report = convert(*model, out, options, extra, progress, stats)
     return dataclasses.replace(report, notes=(*report.notes, *resolved.notes))
 
 

@@ -33,7 +33,7 @@ from strata.store.planning import ConversionPlan, Planner
 from strata.store.quantize import quantize
 from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
-from strata.store.tasks import target_rows
+from strata.store.stacking import target_rows
 from strata.store.unconverted import UnconvertedStore
 
 Floats = NDArray[np.float32]

@@ -250,6 +250,14 @@ class CalibrationStats:
                 remedy="give statistics that `strata calibrate` made of this model",
             )
 
+    @cached_property
+    def digest(self) -> str:
+        """xxh3-64 of what the statistics are, hexadecimal: of the header and all checksums."""
+        hasher = xxhash.xxh3_64(self.info.to_json().encode())
+        for entry in self._inputs.values():
+            hasher.update(self._bytes(self._entries[f"{entry.name}.xxh3"]).tobytes())
+        return hasher.hexdigest()
+
     def has(self, name: str) -> bool:
         """Whether there are statistics of the input of matrix `name` (see `names.py`)."""
         return name in self._named

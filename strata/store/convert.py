@@ -15,6 +15,7 @@ import xxhash
 from strata.errors import StoreError
 from strata.plan.spec import ModelSpec
 from strata.store import names
+from strata.store.calibration import CalibrationStats
 from strata.store.fingerprint import check_unchanged, identity, source_record, tool_name
 from strata.store.journal import Journal
 from strata.store.lock import exclusive
@@ -22,6 +23,7 @@ from strata.store.manifest import MANIFEST, SHARED, FileRecord, Manifest
 from strata.store.options import ConvertOptions
 from strata.store.planning import ConversionPlan, Planner
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
+from strata.store.stats_check import with_stats
 from strata.store.tasks import Bytes, Task
 from strata.store.writer import StoreWriter, beside, check_beside, check_space, disk_errors, remove_tree
 
@@ -54,16 +56,21 @@ def convert(
     options: ConvertOptions | None = None,
     extra_files: Mapping[str, bytes] | None = None,
     progress: Progress | None = None,
+    stats: CalibrationStats | None = None,
 ) -> ConvertReport:
     """Write the store `out`. Peak memory is a few experts; an interrupted run is continued by the next.
 
+    stats: of the model's inputs, for `options.methods`; with them a matrix's moments are in memory as well.
+
     progress(bytes done, bytes in all, what) is called after every few MB. Raises LockedError when another
     process converts into `out`, CapacityError when the disk is too small, StoreError when `out` exists or an
-    unfinished conversion is of something else, WeightValueError for NaN and Inf.
+    unfinished conversion is of something else, WeightValueError for NaN and Inf, UsageError for methods
+    without statistics or with those of another model.
     """
     options, extra_files, out = options or ConvertOptions(), extra_files or {}, Path(out).absolute()
     _check_names(extra_files)
-    planner = Planner(source, spec, options)
+    options = with_stats(options, stats, source, spec, targets)
+    planner = Planner(source, spec, options, stats)
     plan = planner.plan(targets, experts)
     manifest = _manifest(source, spec, options, plan)
     key = identity(source, spec, targets, experts, options, extra_files)

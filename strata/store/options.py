@@ -9,6 +9,7 @@ from typing import Any
 
 from strata.errors import UsageError
 from strata.store.formats import FORMATS, WeightFormat
+from strata.store.methods import METHODS, PLAIN, check_format, check_methods
 
 AUTO = "auto"
 DEFAULT_FORMATS = {"experts": "w4g64", "shared": "w4g128", "head": "w8", "embed": "w8"}
@@ -26,6 +27,9 @@ class ConvertOptions:
     of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}. exact: where "auto" keeps nothing, it is f16
     for F16 and bf16 for all else instead of DEFAULT_FORMATS: what others are measured against.
     budget: where formats were chosen for a number of bytes: that number, and what each choice costs.
+    methods: how parts are rounded, {"experts": "gptq"} (see methods.py; plain where not named); act_order:
+    gptq takes the columns with the largest inputs first; alpha: of awq and smooth, instead of a search;
+    stats: the digest of the statistics that they use.
     force replaces an existing store; threads (0: one per processor, 4 at most) changes nothing in the result.
     """
 
@@ -39,6 +43,10 @@ class ConvertOptions:
     exact: bool = False
     overrides: dict[str, str] = field(default_factory=dict)
     budget: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
+    act_order: bool = True
+    alpha: float | None = None
+    stats: str = ""
     force: bool = False
     threads: int = 0
 
@@ -48,6 +56,11 @@ class ConvertOptions:
         for key, value in self.overrides.items():
             _check_format(key, value)
             _parse_key(key)
+        check_methods(self.methods)
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise UsageError(
+                f"alpha is {self.alpha:g}", remedy="use 0 (only weights count) to 1 (only inputs)"
+            )
         if not 1 <= self.slices <= 64:
             raise UsageError(f"slices is {self.slices}", remedy="use 1 to 64; one per memory node is right")
 
@@ -60,6 +73,20 @@ class ConvertOptions:
         asked: str = getattr(self, part)
         return asked
 
+    def method(self, part: str) -> str:
+        """The method of a part; the embedding's is plain."""
+        return self.methods.get(part, PLAIN)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a part has a method that needs statistics."""
+        return any(method != PLAIN for method in self.methods.values())
+
+    @property
+    def factored(self) -> bool:
+        """Whether a part has a method that needs second moments."""
+        return any(METHODS[method].rounding == "gptq" for method in self.methods.values())
+
     def identity(self) -> dict[str, Any]:
         """The options that decide what the bytes of the store are."""
         data = dataclasses.asdict(self)
@@ -68,6 +95,9 @@ class ConvertOptions:
             del data["exact"]  # what was converted before there was a choice keeps its name
         if not self.budget:
             del data["budget"]
+        if not self.calibrated:
+            for name in ("methods", "act_order", "alpha", "stats"):
+                del data[name]
         return data
 
 
@@ -99,8 +129,15 @@ class Choice:
 def choose(
     options: ConvertOptions, part: str, layer: int | None, kept: set[str | None], types: set[str]
 ) -> Choice:
-    """Format of a matrix whose sources have dtypes `types` and could be kept as `kept` (None: not at all)."""
+    """Format of a matrix whose sources have dtypes `types` and could be kept as `kept` (None: not at all).
+
+    A part with a method of its own is rounded anew, whatever the source has.
+    """
     asked = options.wanted(part, layer)
+    if options.method(part) != PLAIN:
+        choice = Choice(FORMATS[DEFAULT_FORMATS[part] if asked == AUTO else asked])
+        check_format(options.method(part), choice.format, part)
+        return choice
     same = next(iter(kept)) if len(kept) == 1 else None
     if asked != AUTO:
         return Choice(FORMATS[asked], kept=same == asked)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strata.errors import FileFormatError, IncompleteError
 from strata.plan.spec import ModelSpec
 from strata.store import names
+from strata.store.calibrated import Calibrated, Planned
+from strata.store.calibration import CalibrationStats
 from strata.store.formats import WeightFormat, expert_slices
 from strata.store.manifest import SHARED, LayerRecord, TensorRecord
 from strata.store.options import Choice, ConvertOptions, choose
 from strata.store.rows import BlockRows, ValueGuard, format_kept
+from strata.store.scaled_rows import NONE
 from strata.store.source import (
     CheckpointSource,
     QuantizedRows,
@@ -20,7 +23,9 @@ from strata.store.source import (
     TargetExpert,
     TargetTensor,
 )
-from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task, target_rows
+from strata.store.stacking import target_rows
+from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task
+from strata.store.treatment import PLAIN
 
 _FLOAT_TYPES = {"bf16": {"BF16"}, "f16": {"F16"}, "F32": {"F32", "F16", "BF16"}, "BF16": {"BF16"}}
 
@@ -38,8 +43,16 @@ class ConversionPlan:
 class Planner:
     """Plans one conversion and makes the tasks that carry it out."""
 
-    def __init__(self, source: CheckpointSource, spec: ModelSpec, options: ConvertOptions) -> None:
-        self._source, self._spec, self._options = source, spec, options
+    def __init__(
+        self,
+        source: CheckpointSource,
+        spec: ModelSpec,
+        options: ConvertOptions,
+        stats: CalibrationStats | None = None,
+    ) -> None:
+        """stats: for methods that need them; they must be this model's (`check_stats`)."""
+        self._source, self._spec, self._options, self._stats = source, spec, options, stats
+        self._calibrated: Calibrated | None = None
         self._probes: dict[str, QuantizedRows | None] = {}
         self._kept: dict[str | int, tuple[bool, ...]] = {}
         self._notes: Counter[str] = Counter()
@@ -56,23 +69,43 @@ class Planner:
         for layer, found in layers.items():
             self._check_complete(layer, found, plan.expert_count)
             plan.layers[layer] = self._layer(layer, found)
+        if self._options.calibrated and self._stats is not None:
+            self._calibrate(self._stats, plan, targets, experts)
         plan.notes = [f"{note} ({n} times)" if n > 1 else note for note, n in self._notes.items()]
         return plan
+
+    def _calibrate(
+        self,
+        stats: CalibrationStats,
+        plan: ConversionPlan,
+        targets: Sequence[TargetTensor],
+        experts: Sequence[TargetExpert],
+    ) -> None:
+        planned = Planned(dict(plan.tensors), dict(plan.layers))
+        self._calibrated = Calibrated(
+            self._source, self._spec, self._options, stats, planned, targets, experts
+        )
+        for name in self._calibrated.rescaled:
+            plan.tensors[name] = replace(plan.tensors[name], format="F32", exact=False)
 
     def task(self, target: TargetTensor, record: TensorRecord) -> Task:
         """The work of one shared tensor."""
         allow_nan = self._options.allow_nan
         if record.plain:
-            return plain_task(self._source, target, SHARED, record.format, allow_nan)
-        coding = Coding(record.packed_shape(), self._kept[target.name][0], _named(target.sources))
-        return packed_task(self._source, target, SHARED, coding, allow_nan)
+            scaling = self._calibrated.plain(target.name) if self._calibrated else NONE
+            return plain_task(self._source, target, SHARED, record.format, allow_nan, scaling)
+        how = self._calibrated.matrix(target.name) if self._calibrated else PLAIN
+        kept, label = self._kept[target.name][0], _named(target.sources)
+        coding = Coding(record.packed_shape(), kept, label, how.rounding)
+        return packed_task(self._source, target, SHARED, coding, allow_nan, how.scaling)
 
     def expert_task(self, target: TargetExpert, record: LayerRecord) -> Task:
         """The work of one expert."""
         coding = ExpertCoding(record.layout(), *self._kept[target.layer])
-        return expert_task(
-            self._source, target, names.expert_file(target.index), coding, self._options.allow_nan
-        )
+        file, allow_nan = names.expert_file(target.index), self._options.allow_nan
+        if self._calibrated is None:
+            return expert_task(self._source, target, file, coding, allow_nan)
+        return expert_task(self._source, target, file, coding, allow_nan, self._calibrated.expert)
 
     def _tensor(self, target: TargetTensor) -> TensorRecord:
         guard = ValueGuard(allow_nan=True)

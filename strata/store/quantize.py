@@ -37,7 +37,7 @@ def quantize(values: Floats, fmt: WeightFormat, name: str, first_row: int = 0) -
 
     Raises WeightValueError where a value is too large for the format's scales.
     """
-    _check_range(values, fmt, name, first_row)
+    check_range(values, fmt, name, first_row)
     if fmt.values == "bf16":
         return Codes(to_bf16(values))
     if fmt.values == "f16":
@@ -89,7 +89,8 @@ def largest_value(fmt: WeightFormat) -> float:
     return _F16_MAX * (127.0 if fmt.values == "int8" else 7.5)
 
 
-def _check_range(values: Floats, fmt: WeightFormat, name: str, first_row: int) -> None:
+def check_range(values: Floats, fmt: WeightFormat, name: str, first_row: int) -> None:
+    """Raises WeightValueError where a value is too large for the format's scales."""
     if values.size == 0:
         return
     limit = largest_value(fmt)

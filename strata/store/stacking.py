@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from strata.errors import FileFormatError
 from strata.store.formats import padded
 from strata.store.pack import Codes
-from strata.store.rows import Floats, Rows
+from strata.store.rows import BlockRows, Floats, Rows, ValueGuard
+from strata.store.scaled_rows import NONE, Scaling, scaled
+from strata.store.source import CheckpointSource, SourceRows, TargetTensor
 
 
 class StackedRows:
@@ -113,3 +115,24 @@ def map_codes(
         join(scales, 0) if scales else None,
         join(minimums, 0) if minimums else None,
     )
+
+
+def stacked(source: CheckpointSource, blocks: tuple[SourceRows, ...], guard: ValueGuard) -> Rows:
+    """The blocks of one target below each other."""
+    parts = [BlockRows(source, block, guard) for block in blocks]
+    return parts[0] if len(parts) == 1 else StackedRows(parts)
+
+
+def target_rows(
+    source: CheckpointSource,
+    target: TargetTensor,
+    guard: ValueGuard,
+    zero_code: int,
+    scaling: Scaling = NONE,
+) -> Rows:
+    """The rows of a packed shared tensor times its factors."""
+    if not target.interleave:
+        return scaled(stacked(source, target.sources, guard), scaling)
+    gate, up = (BlockRows(source, block, guard) for block in target.sources)
+    parts = scaled(gate, scaling.columns_only), scaled(up, scaling)
+    return InterleavedRows(*parts, 0, gate.count, zero_code)

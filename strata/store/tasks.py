@@ -13,8 +13,10 @@ from strata.store.formats import ROW_BLOCK, ExpertLayout, PackedShape
 from strata.store.pack import Codes, pack, pack_into
 from strata.store.quantize import quantize, to_bf16
 from strata.store.rows import BlockRows, Rows, ValueGuard
-from strata.store.source import CheckpointSource, SourceRows, TargetExpert, TargetTensor
-from strata.store.stacking import InterleavedRows, StackedRows, interleave
+from strata.store.scaled_rows import NONE, Scaling, scaled
+from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
+from strata.store.stacking import InterleavedRows, interleave, target_rows
+from strata.store.treatment import PLAIN_EXPERT, ExpertTreatment, Rounding
 
 Bytes = NDArray[np.uint8]
 _PIECE_VALUES = 4 << 20  # 16 MiB of f32 at a time
@@ -36,17 +38,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Coding:
-    """How rows become codes: quantized into `shape.format`, or copied from a source that has it already."""
+    """How rows become codes: rounded into `shape.format`, or copied from a source that has it already."""
 
     shape: PackedShape
     kept: bool
     name: str
+    rounding: Rounding = quantize
 
     def codes(self, rows: Rows, start: int, stop: int) -> Codes:
         """Codes of rows [start, stop)."""
         if self.kept:
             return rows.kept(start, stop)
-        return quantize(rows.floats(start, stop), self.shape.format, self.name, start)
+        return self.rounding(rows.floats(start, stop), self.shape.format, self.name, start)
 
 
 def block_runs(shape: PackedShape) -> Iterator[tuple[int, int]]:
@@ -56,26 +59,17 @@ def block_runs(shape: PackedShape) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, shape.rows)
 
 
-def stacked(source: CheckpointSource, blocks: tuple[SourceRows, ...], guard: ValueGuard) -> Rows:
-    """The blocks of one target below each other."""
-    parts = [BlockRows(source, block, guard) for block in blocks]
-    return parts[0] if len(parts) == 1 else StackedRows(parts)
-
-
-def target_rows(source: CheckpointSource, target: TargetTensor, guard: ValueGuard, zero_code: int) -> Rows:
-    """The rows of a packed shared tensor."""
-    if not target.interleave:
-        return stacked(source, target.sources, guard)
-    gate, up = (BlockRows(source, block, guard) for block in target.sources)
-    return InterleavedRows(gate, up, 0, gate.count, zero_code)
-
-
 def packed_task(
-    source: CheckpointSource, target: TargetTensor, file: str, coding: Coding, allow_nan: bool
+    source: CheckpointSource,
+    target: TargetTensor,
+    file: str,
+    coding: Coding,
+    allow_nan: bool,
+    scaling: Scaling = NONE,
 ) -> Task:
     """A packed matrix: each piece is a run of row blocks."""
     guard = ValueGuard(allow_nan)
-    rows = target_rows(source, target, guard, coding.shape.format.zero_code)
+    rows = target_rows(source, target, guard, coding.shape.format.zero_code, scaling)
 
     def piece(start: int, stop: int) -> Bytes:
         part = PackedShape(coding.shape.format, stop - start, coding.shape.cols)
@@ -86,14 +80,21 @@ def packed_task(
 
 
 def plain_task(
-    source: CheckpointSource, target: TargetTensor, file: str, dtype: str, allow_nan: bool
+    source: CheckpointSource,
+    target: TargetTensor,
+    file: str,
+    dtype: str,
+    allow_nan: bool,
+    scaling: Scaling = NONE,
 ) -> Task:
-    """A vector or small matrix stored as BF16 or F32."""
+    """A vector or small matrix stored as BF16 or F32; factors multiply its last dimension."""
     guard = ValueGuard(allow_nan)
     blocks = [BlockRows(source, block, guard) for block in target.sources]
 
     def piece() -> Bytes:
         values = np.concatenate([vector(block) for block in blocks])
+        if scaling.cols is not None:
+            values = (values.reshape(-1, len(scaling.cols)) * scaling.cols).reshape(-1)
         return (to_bf16(values) if dtype == "BF16" else values).view(np.uint8)
 
     return Task(file, target.name, target.name, (piece,), guard)
@@ -109,15 +110,21 @@ class ExpertCoding:
 
 
 def expert_task(
-    source: CheckpointSource, target: TargetExpert, file: str, coding: ExpertCoding, allow_nan: bool
+    source: CheckpointSource,
+    target: TargetExpert,
+    file: str,
+    coding: ExpertCoding,
+    allow_nan: bool,
+    treat: Callable[[TargetExpert], ExpertTreatment] = lambda _: PLAIN_EXPERT,
 ) -> Task:
-    """An expert's record, in one piece."""
+    """An expert's record, in one piece. treat: how its matrices are scaled and rounded."""
     guard = ValueGuard(allow_nan)
 
     def piece() -> Bytes:
         record = np.zeros(coding.layout.record_bytes, np.uint8)
-        _fill_gate_up(source, target, coding, guard, record)
-        _fill_down(source, target, coding, guard, record)
+        how = treat(target)
+        _fill_gate_up(source, target, coding, how, guard, record)
+        _fill_down(source, target, coding, how, guard, record)
         if coding.layout.biases:
             _fill_biases(source, target, coding.layout, guard, record)
         return record
@@ -127,11 +134,18 @@ def expert_task(
 
 
 def _fill_gate_up(
-    source: CheckpointSource, target: TargetExpert, coding: ExpertCoding, guard: ValueGuard, record: Bytes
+    source: CheckpointSource,
+    target: TargetExpert,
+    coding: ExpertCoding,
+    treatment: ExpertTreatment,
+    guard: ValueGuard,
+    record: Bytes,
 ) -> None:
     layout, shape = coding.layout, coding.layout.gate_up
-    gate, up = BlockRows(source, target.gate, guard), BlockRows(source, target.up, guard)
-    how = Coding(shape, coding.gate_up_kept, f"{target.gate.name} and {target.up.name}")
+    gate = scaled(BlockRows(source, target.gate, guard), treatment.gate)
+    up = scaled(BlockRows(source, target.up, guard), treatment.up)
+    label = f"{target.gate.name} and {target.up.name}"
+    how = Coding(shape, coding.gate_up_kept, label, treatment.gate_up_rounding)
     for part in range(layout.slices):
         first = part * layout.slice_width
         rows = InterleavedRows(gate, up, first, layout.slice_width, shape.format.zero_code)
@@ -141,12 +155,17 @@ def _fill_gate_up(
 
 
 def _fill_down(
-    source: CheckpointSource, target: TargetExpert, coding: ExpertCoding, guard: ValueGuard, record: Bytes
+    source: CheckpointSource,
+    target: TargetExpert,
+    coding: ExpertCoding,
+    treatment: ExpertTreatment,
+    guard: ValueGuard,
+    record: Bytes,
 ) -> None:
     layout, shape = coding.layout, coding.layout.down
-    rows = BlockRows(source, target.down, guard)
+    rows = scaled(BlockRows(source, target.down, guard), treatment.down)
     whole = PackedShape(shape.format, layout.hidden, layout.width)
-    how = Coding(whole, coding.down_kept, target.down.name)
+    how = Coding(whole, coding.down_kept, target.down.name, treatment.down_rounding)
     for start, stop in block_runs(whole):
         codes = how.codes(rows, start, stop)
         for part in range(layout.slices):

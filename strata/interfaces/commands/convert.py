@@ -27,7 +27,14 @@ _FORMAT = "FORMAT"
 @click.option(
     "--layer-format", "layers", multiple=True, metavar="PART.LAYERS=FORMAT", help="E.g. experts.0-3=bf16."
 )
-@click.option("--stats", metavar="STATS", help="What `strata calibrate` found; for --budget.")
+@click.option(
+    "--method",
+    metavar="METHOD",
+    help="plain, gptq, awq, smooth, awq+gptq, smooth+gptq; experts=gptq,shared=plain.",
+)
+@click.option("--stats", metavar="STATS", help="What `strata calibrate` found; for --method and --budget.")
+@click.option("--act-order/--no-act-order", default=True, help="gptq: largest inputs first (default).")
+@click.option("--alpha", type=float, metavar="A", help="awq, smooth: 0 to 1, instead of a search per place.")
 @click.option("--budget", metavar="SIZE", help="E.g. 60GiB: choose the formats of auto parts by STATS.")
 @click.option("--further", is_flag=True, help="Only the layer that predicts further tokens (MTP).")
 @click.option("--requantize", is_flag=True, help="With auto: do not keep the source's own quantization.")
@@ -43,7 +50,10 @@ def command(
     embed: str,
     slices: int | None,
     layers: tuple[str, ...],
+    method: str | None,
     stats: str | None,
+    act_order: bool,
+    alpha: float | None,
     budget: str | None,
     further: bool,
     requantize: bool,
@@ -64,11 +74,15 @@ def command(
       strata convert model.gguf --out stores/model --experts w4g64 --shared w4g128 --head w8
       strata convert models/Qwen3-30B-A3B --out stores/best --budget 20GiB --stats qwen3.stats
       strata convert models/GLM-4.5-Air --further --out stores/glm-4.5-air-mtp
+      strata convert models/Qwen3-30B-A3B --out stores/better --method gptq --stats qwen3.stats
+      strata convert models/Qwen3-30B-A3B --out stores/careful --experts bf16 --shared w4g128
     """
     from strata.interfaces.bundled import model_path
     from strata.interfaces.importing import import_checkpoint
     from strata.interfaces.progress import progress_bar
     from strata.interfaces.terminal import note
+    from strata.store.calibration import CalibrationStats
+    from strata.store.methods import parse_methods
     from strata.store.options import ConvertOptions
 
     options = ConvertOptions(
@@ -80,14 +94,17 @@ def command(
         allow_nan=allow_nan,
         keep_quantized=not requantize,
         overrides=_layer_formats(layers),
+        methods=parse_methods(method) if method else {},
+        act_order=act_order,
+        alpha=alpha,
         force=force,
     )
     refine = _within(budget, stats) if budget is not None else None
     try:
         with progress_bar("converting") as progress:
-            report = import_checkpoint(
-                model_path(source), Path(out), options, progress, refine=refine, further=further
-            )
+            found = CalibrationStats(Path(stats)) if stats and (options.calibrated or not budget) else None
+            path, target = model_path(source), Path(out)
+            report = import_checkpoint(path, target, options, progress, refine, further, found)
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise
