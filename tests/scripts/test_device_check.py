@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +96,29 @@ def test_what_is_packed_is_what_the_package_needs() -> None:
     serving = {"fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20"}
     needed = {one for one in project["dependencies"] if not one.startswith("torch")} - serving
     assert needed <= packed and set(project["optional-dependencies"]["gpu"]) <= packed
+
+
+def test_what_the_stages_import_is_packed() -> None:
+    """tests/conftest.py is read before the kernels' cases."""
+    here = [ROOT / "tests/conftest.py", *(ROOT / "tests/cuda").glob("*.py"), ROOT / "tests/tiny_model.py"]
+    files = [*here, *(ROOT / "scripts/device_check").glob("*.py")]
+    own = {file.stem for folder in ("tests", "tests/cuda") for file in (ROOT / folder).glob("*.py")}
+    own |= {"strata", "device_check", "ptxsim"}
+    imported = {name for file in files for name in _imports(file)} - own - set(sys.stdlib_module_names)
+    lines = (ROOT / "scripts/device_check/requirements.txt").read_text().splitlines()
+    packed = {re.split(r"[<>=]", line)[0] for line in lines if line and not line.startswith("#")}
+    assert imported <= packed | {"torch"}  # which is there, or packed "with-torch"
+
+
+def _imports(file: Path) -> set[str]:
+    """The first words of what a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(str(node.module).partition(".")[0])
+    return found
 
 
 def _has_card() -> bool:
