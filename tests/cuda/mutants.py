@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cases import Case
 from mutants_fused import FUSED_TABLE
+from mutants_grouped import GROUPED_TABLE
 from mutants_prefill import PREFILL_TABLE
 from runners import EmulatedRunner, source_of
 
@@ -47,6 +48,7 @@ OWN = "own header"
 # kernel, place ("" for the kernel itself), text, its replacement; the first occurrence is changed.
 TABLE: list[tuple[str, str, str, str]] = [
     *FUSED_TABLE,
+    *GROUPED_TABLE,
     *PREFILL_TABLE,
     ("norm", "", "i < row.quads; i += blockDim.x", "i < row.quads - 1; i += blockDim.x"),
     ("norm", "", "int warp = 1; warp <", "int warp = 2; warp <"),
