@@ -3,17 +3,18 @@
 //
 //     hidden = x / sqrt(mean(x^2) + eps) * norm,    logits = hidden matrix^T + bias,    choice (router.cuh)
 //
-// x and hidden are f32 [rows, columns], hidden may be null; norm f32 [columns], matrix f32 [experts, columns],
-// bias and select_bias f32 [experts] or null; ids i32 and weights f32 [rows, top_k], best first. logits, f32
-// [rows, experts], is scratch. columns are a multiple of 4.
+// x and hidden are f32 [rows, columns], hidden may be null; norm f32 [columns], matrix f32 [experts,
+// columns], bias and select_bias f32 [experts] or null; ids i32 and weights f32 [rows, top_k], best first.
+// logits, f32 [rows, experts], is scratch. columns are a multiple of 4.
 //
-// A warp takes one expert and eight rows; what a row is divided by comes out beside its product. The last block
-// of eight rows chooses (last_block.cuh). Grid: (experts / 4, rows / 8); tickets: one per eight rows. Must
-// move: the matrix, once per eight rows; x and hidden.
+// A warp takes one expert and eight rows; what a row is divided by comes out beside its product. The last
+// block of eight rows chooses (last_block.cuh). Grid: (experts / 4, rows / 8); tickets: one per eight rows.
+// Must move: the matrix, once per eight rows; x and hidden.
 #include "last_block.cuh"
 #include "router.cuh"
 
 constexpr int kRowsAtOnce = 8, kOutputWarps = 4, kThreads = kOutputWarps * kWarp;
+constexpr int kRouteMinBlocks = 5;  // per SM: left to itself NVRTC 12.9 keeps to 64 registers and spills
 
 struct Router {
     const float4 *norm, *matrix;
@@ -97,7 +98,7 @@ DEVICE void norm_route_rows(const Rows& rows, const Router& router, float* logit
                        router.weights + static_cast<size_t>(row) * shape.top_k, room, shape);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kRouteMinBlocks)
     norm_route(const float4* x, float4* hidden, const float4* norm, const float4* matrix, const float* bias,
                const float* select_bias, int* ids, float* weights, float* logits, u32* tickets, int rows,
                int quads, int experts, int top_k, int score, int groups, int top_groups, int best_two,
