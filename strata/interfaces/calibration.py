@@ -9,13 +9,16 @@ from pathlib import Path
 
 import xxhash
 
+from strata.config import format_size
 from strata.engine.calibrate.run import CalibrationReport, Progress, calibrate
+from strata.engine.calibrate.states import states_bytes
 from strata.errors import IncompleteError, UsageError
 from strata.interfaces.importing import extra_files, open_and_resolve
+from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.loading import WeightStore
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import DataFile, StatsInfo, model_fingerprint
+from strata.store.calibration import DataFile, StatsInfo, model_fingerprint, stats_layout
 from strata.store.fingerprint import tool_name
 from strata.store.manifest import MANIFEST
 from strata.store.reader import Store
@@ -90,9 +93,17 @@ def calibrate_model(
         data=tuple(data),
         tool=tool_name(),
     )
+    note(_room(info))
     return calibrate(
         store, info, windows, out, threads=options.threads, force=options.force, progress=progress
     )
+
+
+def _room(info: StatsInfo) -> str:
+    """What the run will take on the disk."""
+    stats = format_size(stats_layout(info).nbytes)
+    states = format_size(states_bytes(info.tokens, info.spec.hidden))
+    return f"{info.tokens} tokens: {stats} of statistics, and {states} of hidden states on the disk meanwhile"
 
 
 def open_weights(path: Path) -> tuple[ModelSpec, WeightStore, Tokenizer]:

@@ -49,6 +49,7 @@ def test_experts_that_starve_are_told(strata: Any, checkpoint: Path, text: Path,
     result = strata(*asked, "--min-tokens", 10_000)
     assert result.code == 0
     assert "note: 8 of 8 experts saw fewer than 10000 tokens" in result.err and "layer 1: 0 (" in result.err
+    assert "504 tokens: " in result.err and "378 KiB of hidden states on the disk" in result.err
     assert "504 tokens, 2 layers" in result.out
     again = strata(*asked)
     assert again.code == 1 and "exists already" in again.err
