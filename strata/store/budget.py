@@ -12,6 +12,7 @@ choice is per layer and part, not per expert.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from strata.store import names
 from strata.store.calibration import CalibrationStats, expert_input, model_fingerprint
 from strata.store.formats import FORMATS, ROW_BLOCK, PackedShape, WeightFormat, expert_slices
 from strata.store.manifest import Manifest, SourceRecord
+from strata.store.methods import METHODS
 from strata.store.options import AUTO, ConvertOptions
 from strata.store.pack import dequantize
 from strata.store.planning import ConversionPlan, Planner
@@ -71,7 +73,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Choice:
-    """options: with the chosen formats. bytes: of the store's weights. chosen: in the order of the units."""
+    """options: with the chosen formats. bytes: of the weights, at most. chosen: in the order of the units."""
 
     options: ConvertOptions
     budget: int
@@ -100,10 +102,11 @@ def choose_formats(
     units = [unit for unit in _units(spec, plan, targets) if options.wanted(unit.part, unit.layer) == AUTO]
     offers = {unit: _offers(unit, plan, targets, options, samples) for unit in units}
     fixed = _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
+    fixed += (scaled := _room_for_scaling(plan, options))
     while True:
         chosen = spend(offers, budget - fixed, budget, fixed)
         formats = _as_options(options, chosen)
-        final = _store_bytes(spec, Planner(source, spec, formats).plan(targets, experts))
+        final = _store_bytes(spec, Planner(source, spec, formats).plan(targets, experts)) + scaled
         if final <= budget:
             break
         fixed += final - budget  # headers have grown with the digits of their offsets
@@ -246,6 +249,13 @@ def _store_bytes(spec: ModelSpec, plan: ConversionPlan) -> int:
     source = SourceRecord("", "", ())
     manifest = Manifest(spec, plan.tensors, plan.layers, plan.expert_count, source, {}, "")
     return sum(shard.nbytes for shard in manifest.shards())
+
+
+def _room_for_scaling(plan: ConversionPlan, options: ConvertOptions) -> int:
+    """Methods that fold factors into plain tensors store those that were BF16 as F32: at most all of them."""
+    if not any(METHODS[method].scaling for method in options.methods.values()):
+        return 0
+    return sum(2 * math.prod(record.shape) for record in plan.tensors.values() if record.format == "BF16")
 
 
 def _as_options(options: ConvertOptions, chosen: Mapping[Unit, Offer]) -> ConvertOptions:

@@ -140,3 +140,14 @@ def test_a_budget_chooses_formats_and_the_store_says_so(
     options = json.loads((out / "manifest.json").read_text())["options"]
     assert options["budget"]["bytes"] == 600 << 10 and options["overrides"]
     assert strata("verify", out).code == 0
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_budget_holds_with_other_methods(
+    strata: Any, checkpoint: Path, text: Path, tmp_path: Path, method: str
+) -> None:
+    stats, out = tmp_path / "s", tmp_path / "store"
+    assert strata("calibrate", checkpoint, "--data", text, "--out", stats).code == 0
+    asked = ["convert", checkpoint, "--out", out, "--budget", "600KiB", "--stats", stats, "--method", method]
+    assert strata(*asked).code == 0
+    assert sum(path.stat().st_size for path in out.rglob("*.safetensors")) <= 600 << 10
