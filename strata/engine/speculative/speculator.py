@@ -257,7 +257,7 @@ class Speculator:
             self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         took = 1.0
         if rows > len(works):
-            took = table.took(rows) + self._longest * self._token_seconds()
+            took = self._expected(rows - len(works), self._longest)
         for work, tokens in zip(works, kept, strict=True):
             state = self._states.get(work.request.request_id)
             if state is not None:

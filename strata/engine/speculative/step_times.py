@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Protocol
 
 from strata.core import MOST_DRAFTED
@@ -20,8 +19,9 @@ class Estimate(Protocol):
         ...
 
 
-KEPT = 5
-"""Latest times of a step whose median counts: one that was disturbed changes nothing."""
+KEPT = 8
+"""Latest times of a step that count, of which the fastest quarter says what it takes: what disturbs steps
+only makes them longer, on a shared machine of two cores threefold."""
 PLAIN_TIMES = 3
 """Plain steps that are measured before anything is compared with them; and times of any step that are
 believed even where they say that it takes far longer than its neighbours."""
@@ -65,7 +65,8 @@ class StepTable:
         self._estimate = estimate
         self._estimates: dict[int, float] = {}
         self._times: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}
+        self._expected: dict[int, float] = {}
         self._plain_before: float | None = None
         self._before: dict[int, float] = {}
         if before is not None and before.known:
@@ -95,7 +96,7 @@ class StepTable:
     @property
     def plain(self) -> float:
         """Seconds of a step without drafts."""
-        own = self._medians.get(self.requests)
+        own = self._seconds.get(self.requests)
         if own is None:
             assert self._plain_before is not None, "nothing is known"
             return self._plain_before
@@ -105,8 +106,9 @@ class StepTable:
         """A step was measured."""
         times = self._times.setdefault(rows, deque(maxlen=KEPT))
         times.append(seconds)
-        self._medians[rows] = median(times)
-        if self.known:
+        before, now = self._seconds.get(rows), sorted(times)[len(times) // 4]
+        self._seconds[rows] = now
+        if self.known and (now != before or len(times) <= PLAIN_TIMES):
             self._fit()
 
     def doubt(self) -> None:
@@ -114,15 +116,23 @@ class StepTable:
         self._before = {}
         for rows in [rows for rows in self._times if self._count(rows) < PLAIN_TIMES]:
             if rows != self.requests:
-                del self._times[rows], self._medians[rows]
+                del self._times[rows], self._seconds[rows]
         self._fit()
-
-    def took(self, rows: int) -> float:
-        """Plain steps that a step of `rows` rows took, as measured; only of what was."""
-        return self._medians[rows] / self.plain
 
     def expected(self, rows: int) -> float:
         """Plain steps that a step takes: measured, else between what was measured, else by the estimate."""
+        found = self._expected.get(rows)
+        if found is None:
+            found = self._expected[rows] = self._guess(rows)
+        return found
+
+    def worst(self, rows: int) -> float:
+        """The same at most. Before any draft was measured, a row takes a plain step at most."""
+        if rows <= self._rows[-1]:
+            return self.expected(rows)
+        return self._limit(self._rows[-1], self._ratios[-1], rows)
+
+    def _guess(self, rows: int) -> float:
         place = bisect_left(self._rows, rows)
         if place < len(self._rows):
             high, most = self._rows[place], self._ratios[place]
@@ -132,12 +142,6 @@ class StepTable:
             return least + (most - least) * (rows - low) / (high - low)
         last = self._rows[-1]
         return max(self._ratios[-1], self._ratios[-1] * self._shape(rows) / self._shape(last))
-
-    def worst(self, rows: int) -> float:
-        """The same at most. Before any draft was measured, a row takes a plain step at most."""
-        if rows <= self._rows[-1]:
-            return self.expected(rows)
-        return self._limit(self._rows[-1], self._ratios[-1], rows)
 
     def _limit(self, rows: int, ratio: float, more: int) -> float:
         """What a step of `more` rows takes at most when one of `rows` takes `ratio`: never more than the
@@ -153,7 +157,8 @@ class StepTable:
         says they take far more: other programs disturb steps, and a step thought dear is not tried again."""
         plain = self.plain
         self._least_chance = None
-        ratios = {**self._before, **{rows: time / plain for rows, time in self._medians.items()}}
+        self._expected.clear()
+        ratios = {**self._before, **{rows: time / plain for rows, time in self._seconds.items()}}
         ratios[self.requests] = 1.0
         self._rows = sorted(ratios)
         self._ratios = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
-from simulated import MODELS, Drafts, Matches, coins, decode, measured_cost, runs, slowest_window, speed
+from simulated import MODELS, Cost, Drafts, Matches, coins, decode, measured_cost, runs, slowest_window, speed
 
 from strata.engine.speculative.draft_length import LengthOptions
 
@@ -59,6 +60,23 @@ def test_a_draft_model_is_asked_at_the_best_length_or_near(model: str, rate: flo
     found = speeds(model, coins(rate), Drafts, 0.03)
     assert found["pays"] >= 0.93 * max(found["plain"], found["fixed 4"], found["fixed 8"])
     assert found["window"] >= 0.97
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_disturbed_steps_do_not_end_speculation(seed: int) -> None:
+    """Two steps of five take up to three times as long, which teaches nothing."""
+    for model in ("demo", "random MoE"):
+        chosen, cost = random.Random(seed), measured_cost(model)
+
+        def disturbed(rows: int, chosen: random.Random = chosen, cost: Cost = cost) -> float:
+            return cost(rows) * (chosen.uniform(1, 3) if chosen.random() < 0.4 else 1.0)
+
+        found = {}
+        for name, lengths in (("8", LengthOptions(8, fixed=True)), ("pays", None)):
+            estimate = None if lengths else lambda rows: 1 + 0.05 * rows
+            drafts = Matches(right_in([True] * 6000))
+            found[name] = speed(decode(drafts, disturbed, estimate, 300, lengths=lengths)[0])
+        assert found["pays"] >= 0.75 * found["8"]
 
 
 def test_texts_that_repeat_gain() -> None:
