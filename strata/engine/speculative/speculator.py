@@ -72,6 +72,7 @@ class Speculator:
         self._begin = self._proposed_at = 0.0
         self._table: StepTable | None = None
         self._longest = self._since_plain = self._since_draft = self._rest = 0
+        self._doubt_at = DOUBT_AFTER
 
     def propose(self, asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
         """The drafts of a step. asks: all that decode in it, with the tokens that could be verified."""
@@ -193,8 +194,8 @@ class Speculator:
         table = self._table = self._times.table(len(asks), sum(len(ask.request.tokens) for ask in asks))
         if not table.known or self._since_plain >= PLAIN_EVERY or not any(state.trusts for state in states):
             return [0] * len(asks)
-        if self._since_draft >= DOUBT_AFTER:
-            self._since_draft = 0
+        if self._since_draft >= self._doubt_at:
+            self._doubt_at += DOUBT_AFTER
             table.doubt()
         if self.proposer.free and not self._hopeful(states, table):
             return [0] * len(asks)
@@ -242,7 +243,9 @@ class Speculator:
         drafting = self._proposed_at - self._begin
         rows = sum(work.count for work in works)
         self._since_plain = self._since_plain + 1 if rows > len(works) else 0
-        self._since_draft = self._since_draft + 1 if rows == len(works) else 0
+        self._since_draft += 1
+        if rows > len(works):
+            self._since_draft, self._doubt_at = 0, DOUBT_AFTER
         self.figures.verify_seconds += seconds
         self.figures.draft_seconds += drafting
         if rows > len(works):

@@ -1,0 +1,105 @@
+"""What steps are thought to take, from few and disturbed times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import Matches, decode
+
+from strata.engine.speculative.choice import Option, choose
+from strata.engine.speculative.proposer import Ask, Proposal
+from strata.engine.speculative.step_times import KEPT, PLAIN_TIMES, StepTable, StepTimes
+
+
+def table(times: dict[int, Sequence[float]], plain: float = 1.0) -> StepTable:
+    """Of one request, with plain steps and these times by rows."""
+    made = StepTable(1, lambda rows: 1.0 + 0.1 * rows)
+    for _ in range(PLAIN_TIMES):
+        made.add(1, plain)
+    for rows, seconds in times.items():
+        for each in seconds:
+            made.add(rows, each)
+    return made
+
+
+def test_what_was_measured_holds_for_longer_contexts_until_it_is_measured_there() -> None:
+    times = StepTimes(lambda rows, **_: 1.0)
+    short = times.table(1, 100)
+    assert not short.known
+    for rows, seconds in ((1, 2.0), (1, 2.0), (1, 2.0), (5, 4.0)):
+        short.add(rows, seconds)
+    longer = times.table(1, 200)
+    assert longer.known and longer.plain == 2.0 and longer.expected(5) == 2.0
+    longer.add(1, 3.0)
+    assert longer.plain == 3.0 and longer.expected(5) == 2.0
+    assert not times.table(2, 200).known
+
+
+@pytest.mark.parametrize("disturbed", [1, 2, 3])
+def test_disturbances_change_nothing(disturbed: int) -> None:
+    """The fastest quarter counts: most of the times may be far too long."""
+    times = [1.5] * (KEPT // 4 + 1) + [30.0] * disturbed
+    assert table({4: times}).expected(4) == 1.5
+
+
+def test_more_rows_take_no_less() -> None:
+    """A time of 5 rows that is above that of 9 was disturbed."""
+    assert table({5: [1.9], 9: [1.6]}).expected(5) == 1.6
+
+
+def test_one_time_far_above_its_neighbours_is_not_believed() -> None:
+    """Thrice measured, it is."""
+    assert table({2: [1.1], 3: [9.0]}).expected(3) == pytest.approx(1.1 + 2 * 0.1)
+    assert table({2: [1.1] * 3, 3: [9.0] * 3}).expected(3) == 9.0
+
+
+def test_what_was_measured_seldom_is_forgotten_in_doubt() -> None:
+    made = table({2: [1.2] * 3, 3: [1.5]})
+    assert made.expected(3) == 1.5
+    made.doubt()
+    assert made.expected(2) == 1.2 and made.expected(3) == pytest.approx(1.2 * 1.3 / 1.2)
+
+
+@given(st.lists(st.floats(0.0, 0.6), min_size=16, max_size=16), st.floats(0.0, 1.0), st.integers(1, 16))
+def test_below_the_least_chance_no_draft_pays(increments: list[float], chance: float, most: int) -> None:
+    """Whatever follows the first token: the most that may is that all are right when it is."""
+    total, times = 1.0, {}
+    for rows, increment in enumerate(increments, 2):
+        total += increment
+        times[rows] = [total] * PLAIN_TIMES
+    made = table(times)
+    if chance < made.least_chance:
+        lengths = choose(
+            [Option([chance] * most, 1e9)],
+            lambda rows, _: made.expected(1 + rows),
+            lambda rows, _: made.worst(1 + rows),
+        )
+        assert lengths == [0]
+
+
+class Slow(Matches):
+    """Takes a twentieth of a step to say nothing useful, and counts how often."""
+
+    asked = 0
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        self.asked += 1
+        self.now += 0.05
+        return super().propose(asks)
+
+
+def test_a_proposer_that_is_never_right_is_asked_less_often() -> None:
+    """So that it costs about 1 % of the time."""
+    drafts = Slow(lambda *_: False)
+    steps, _ = decode(drafts, lambda rows: 1 + 0.3 * (rows - 1), lambda rows: 1 + 0.3 * rows, 600)
+    assert drafts.asked < 200
+    assert steps[-1].end - steps[-200].begin < 200 * 1.015
+
+
+def test_it_is_asked_often_again_when_it_is_right() -> None:
+    drafts = Slow(lambda _, position: position > 300)
+    steps, _ = decode(drafts, lambda rows: 1 + 0.1 * (rows - 1), lambda rows: 1 + 0.1 * rows, 500)
+    assert sum(step.tokens["0"] for step in steps[-100:]) > 800
