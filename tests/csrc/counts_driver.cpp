@@ -37,20 +37,32 @@ void count(Cpu& cpu, const std::function<void()>& op) {
     counted(call);
 }
 
-// y = W x with w4g64 weights, which are random codes and small scales.
-void matrix_product(Cpu& cpu, int tokens) {
-    constexpr int kCode = 5, kRows = 256, kCols = 2048;
-    static_assert(kFormats[kCode].group == 64 && !kFormats[kCode].minimum);
-    Matrix matrix = make_matrix(nullptr, kCode, kRows, kCols);
-    std::vector<uint8_t> bytes(matrix.bytes);
+constexpr int kW8 = 2, kW4g64 = 5;
+static_assert(has_row_scales(kFormats[kW8]));
+static_assert(kFormats[kW4g64].group == 64 && !kFormats[kW4g64].minimum);
+
+// Random codes and small scales.
+std::vector<uint8_t> random_weights(const Matrix& shape) {
+    std::vector<uint8_t> bytes(shape.bytes);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng());
-    const uint16_t scale = 0x2410;  // fp16 0.0159
-    for (int b = 0; b < matrix.blocks; b++)
-        for (size_t i = matrix.scales_at; i + 2 <= matrix.block_bytes; i += 2)
-            std::memcpy(bytes.data() + b * matrix.block_bytes + i, &scale, 2);
-    matrix = make_matrix(bytes.data(), kCode, kRows, kCols);
+    const uint16_t half = 0x2410;  // fp16 0.0159
+    const float whole = 0.0159f;
+    const size_t size = shape.format().scale_bytes;
+    const void* scale = size == sizeof half ? static_cast<const void*>(&half) : &whole;
+    for (int b = 0; b < shape.blocks; b++)
+        for (size_t i = shape.scales_at; i + size <= shape.block_bytes; i += size)
+            std::memcpy(bytes.data() + b * shape.block_bytes + i, scale, size);
+    return bytes;
+}
+
+// y = W x. w8 meets one scale per token.
+void matrix_product(Cpu& cpu, int tokens, int code) {
+    constexpr int kRows = 256, kCols = 2048;
+    const std::vector<uint8_t> bytes = random_weights(make_matrix(nullptr, code, kRows, kCols));
+    const Matrix matrix = make_matrix(bytes.data(), code, kRows, kCols);
     const std::vector<float> x = normal_numbers(static_cast<size_t>(tokens) * kCols);
     std::vector<float> y(static_cast<size_t>(tokens) * kRows);
+    cpu.token_scales = true;
     count(cpu, [&] { linear(cpu, matrix, x.data(), tokens, nullptr, false, y.data()); });
 }
 
@@ -81,9 +93,11 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {"gemv", [](Cpu& cpu) { matrix_product(cpu, 1); }},
-    {"gemm-16", [](Cpu& cpu) { matrix_product(cpu, 16); }},
-    {"gemm-64", [](Cpu& cpu) { matrix_product(cpu, 64); }},
+    {"gemv", [](Cpu& cpu) { matrix_product(cpu, 1, kW4g64); }},
+    {"gemm-16", [](Cpu& cpu) { matrix_product(cpu, 16, kW4g64); }},
+    {"gemm-64", [](Cpu& cpu) { matrix_product(cpu, 64, kW4g64); }},
+    {"w8a8-gemv", [](Cpu& cpu) { matrix_product(cpu, 1, kW8); }},
+    {"w8a8-gemm-64", [](Cpu& cpu) { matrix_product(cpu, 64, kW8); }},
     {"attention-decode", [](Cpu& cpu) { attend(cpu, 1, 511); }},
     {"attention-prefill", [](Cpu& cpu) { attend(cpu, 64, 64); }},
 };
