@@ -6,9 +6,9 @@
 // tokens in turn. With out, f32 [rows, heads * Dim], and sinks, f32 [heads] (natural logits) or null, one
 // split finishes the results. With partial instead, f32 [tiles, heads, splits, Dim + 2], splits leave the sum
 // weighted by 2^(score - largest), then the largest score (in powers of two) and the sum of weights, and the
-// last of a row's and group's blocks joins them (attention_join.cuh); tickets: one per group and tile, or null,
-// and attention_combine joins. Grid: (splits, kv_heads * groups of eight query heads, tiles). Must move: the
-// visible keys and values with their scales, once per group of eight query heads.
+// last of a row's and group's blocks joins them (attention_join.cuh); tickets: one per group and tile, or
+// null, and attention_combine joins. Grid: (splits, kv_heads * groups of eight query heads, tiles). Must
+// move: the visible keys and values with their scales, once per group of eight query heads.
 //
 // Keys are the A operand of mma (16 tokens x 16 elements), eight queries the B operand; the weights then turn
 // into the B operand of values x weights by one transposition in registers. What a word of a page holds is

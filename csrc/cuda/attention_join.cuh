@@ -9,7 +9,8 @@ struct Splits {
     int heads, splits, dim;
 };
 
-// What each split counts for, divided by all of them: f32 [heads, splits] in shared memory. One warp per head.
+// What each split counts for, divided by all of them: f32 [heads, splits] in shared memory. One warp per
+// head.
 DEVICE void weigh_splits(const Splits& from, float* factors) {
     constexpr float kLog2OfE = 1.4426950408889634f;
     const int lane = threadIdx.x % kWarp;

@@ -5,10 +5,10 @@
 //
 // hidden is f32 [pairs, slices * slice_width], out f32 [pairs, rows]. Slice s of the intermediate dimension
 // meets the down matrix `s * slice_bytes + down` into the record; the slices' results add up. bias: offset of
-// the f32 bias in the record, or 0. rest is f32 [tokens, rows] or null. The last block of a row block adds its
-// rows up (last_block.cuh), in the order of the tables (expert_words.cuh), whichever block that is. Grid:
-// (row blocks, experts, tiles of tokens of the largest expert); tickets: one per row block. Must move: down of
-// every expert, once per tile of tokens.
+// the f32 bias in the record, or 0. rest is f32 [tokens, rows] or null. The last block of a row block adds
+// its rows up (last_block.cuh), in the order of the tables (expert_words.cuh), whichever block that is. Grid:
+// (row blocks, experts, tiles of tokens of the largest expert); tickets: one per row block. Must move: down
+// of every expert, once per tile of tokens.
 #include "expert_words.cuh"
 #include "last_block.cuh"
 
@@ -88,16 +88,16 @@ DEVICE void expert_down(const ExpertWords& experts, const float* hidden, float* 
     if (last_of(tickets + blockIdx.x, gridDim.y * gridDim.z)) add_up(experts, out, into, shape.rows);
 }
 
-#define DOWN(format, tiles, ...)                                                                      \
-    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                        \
-        expert_down_##format##_##tiles(                                                               \
-            const u32* far, const NearWords near, const float* hidden, float* out, const float* rest, \
-            float* residual, u32* tickets, int rows, int units, int slice_width, int slices,          \
-            int slice_bytes, int down, int bias, int tokens, float scale, int add) {                  \
-        expert_down<__VA_ARGS__, tiles>({far, near}, hidden, out, {rest, residual, tokens, add, scale}, \
-                                        tickets,                                                      \
-                                        {rows, units, slice_width, slices, slice_bytes, down, bias}); \
-    }                                                                                                 \
+#define DOWN(format, tiles, ...)                                                                          \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                            \
+        expert_down_##format##_##tiles(const u32* far, const NearWords near, const float* hidden,         \
+                                       float* out, const float* rest, float* residual, u32* tickets,      \
+                                       int rows, int units, int slice_width, int slices, int slice_bytes, \
+                                       int down, int bias, int tokens, float scale, int add) {            \
+        expert_down<__VA_ARGS__, tiles>({far, near}, hidden, out, {rest, residual, tokens, add, scale},   \
+                                        tickets,                                                          \
+                                        {rows, units, slice_width, slices, slice_bytes, down, bias});     \
+    }                                                                                                     \
     EXPORT_KERNEL(expert_down_##format##_##tiles)
 
 #define DOWN_FORMAT(format, ...) \

@@ -1,11 +1,11 @@
 // hidden[pair] = act(gate x) * (up x): the first half of every routed expert, of experts in their slots.
 //
-// x is f32 [tokens, columns]; the tables (expert_words.cuh) say whose row a pair reads. hidden is f32 [pairs, width]: slice
-// after slice of the intermediate dimension. A record (strata/store/formats.py, ExpertLayout) holds `slices`
-// interleaved matrices, slice_bytes apart: 8 gate rows, then the 8 up rows of the same index, in each row
-// block. bias: offset of f32 biases in the record in the order of the rows, or 0. Columns and a slice's width
-// are multiples of 8. Grid: (row blocks of all slices, experts, tiles of tokens of the largest expert).
-// Must move: gate_up of every expert, once per tile of tokens.
+// x is f32 [tokens, columns]; the tables (expert_words.cuh) say whose row a pair reads. hidden is f32 [pairs,
+// width]: slice after slice of the intermediate dimension. A record (strata/store/formats.py, ExpertLayout)
+// holds `slices` interleaved matrices, slice_bytes apart: 8 gate rows, then the 8 up rows of the same index,
+// in each row block. bias: offset of f32 biases in the record in the order of the rows, or 0. Columns and a
+// slice's width are multiples of 8. Grid: (row blocks of all slices, experts, tiles of tokens of the largest
+// expert). Must move: gate_up of every expert, once per tile of tokens.
 #include "activation.cuh"
 #include "expert_words.cuh"
 
@@ -48,7 +48,8 @@ DEVICE void expert_gate_up(const ExpertWords& experts, const float* x, float* hi
     for (int tile = 0; tile < Tiles; ++tile) {
         const int token = tile * kTileTokens + lane.group;
         tokens.rows[tile] =
-            token < pairs ? x + static_cast<size_t>(experts.token_of_pair(first + token)) * shape.columns : nullptr;
+            token < pairs ? x + static_cast<size_t>(experts.token_of_pair(first + token)) * shape.columns
+                          : nullptr;
     }
     float sums[Tiles][4] = {};
     multiply_row_block<Format, Tiles>(block, shape.units, shape.columns, warp, kTileWarps, tokens, lane,
@@ -62,16 +63,14 @@ DEVICE void expert_gate_up(const ExpertWords& experts, const float* x, float* hi
                         width, gating);
 }
 
-#define GATE_UP(format, tiles, ...)                                                                 \
-    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                      \
-        expert_gate_up_##format##_##tiles(const u32* far, const NearWords near, const float* x,     \
-                                          float* hidden, int columns, int units, int slice_width,   \
-                                          int slice_bytes, int bias, int kind, float alpha,         \
-                                          float limit) {                                            \
-        expert_gate_up<__VA_ARGS__, tiles>({far, near}, x, hidden,                                  \
-                                           {columns, units, slice_width, slice_bytes, bias},        \
-                                           {kind, alpha, limit});                                   \
-    }                                                                                               \
+#define GATE_UP(format, tiles, ...)                                                                          \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, kTileMinBlocks)                               \
+        expert_gate_up_##format##_##tiles(const u32* far, const NearWords near, const float* x,              \
+                                          float* hidden, int columns, int units, int slice_width,            \
+                                          int slice_bytes, int bias, int kind, float alpha, float limit) {   \
+        expert_gate_up<__VA_ARGS__, tiles>(                                                                  \
+            {far, near}, x, hidden, {columns, units, slice_width, slice_bytes, bias}, {kind, alpha, limit}); \
+    }                                                                                                        \
     EXPORT_KERNEL(expert_gate_up_##format##_##tiles)
 
 #define GATE_UP_FORMAT(format, ...) \

@@ -1,5 +1,5 @@
-// What a launch of routed experts for a few tokens looks up: tables of 4-byte words, one after the other, made
-// by strata/backends/cuda/expert_tables.py.
+// What a launch of routed experts for a few tokens looks up: tables of 4-byte words, one after the other,
+// made by strata/backends/cuda/expert_tables.py.
 #pragma once
 
 #include "tile.cuh"
@@ -12,9 +12,9 @@ struct NearWords {
 };
 
 // A pair is one token routed to one expert; pairs are numbered expert by expert. The tables: addresses of the
-// experts' records (two words each), first_pair of each expert and of one behind the last, token_of_pair; then
-// for the sum pairs_of_token (a token's pairs in ascending order of their experts), the router's weight of
-// each of these, first_of_token. far: the words in global memory, or null, and they are `near`.
+// experts' records (two words each), first_pair of each expert and of one behind the last, token_of_pair;
+// then for the sum pairs_of_token (a token's pairs in ascending order of their experts), the router's weight
+// of each of these, first_of_token. far: the words in global memory, or null, and they are `near`.
 struct ExpertWords {
     const u32* far;
     const NearWords& near;
@@ -34,6 +34,6 @@ struct ExpertWords {
     METHOD float weight(int i) const { return __uint_as_float(word(3 * experts() + 1 + 2 * pairs() + i)); }
     METHOD int first_of_token(int token) const { return number(3 * experts() + 1 + 3 * pairs() + token); }
 
-private:
+  private:
     DEVICE int experts() { return gridDim.y; }
 };

@@ -25,8 +25,7 @@ struct Norm {
 };
 
 template <int Tiles>
-DEVICE Tokens<Tiles> tokens_of_tile(const float* x, int tokens, int stride, const float* factors,
-                                    Lane lane) {
+DEVICE Tokens<Tiles> tokens_of_tile(const float* x, int tokens, int stride, const float* factors, Lane lane) {
     Tokens<Tiles> found;
     found.factors = factors;
 #pragma unroll
@@ -37,8 +36,8 @@ DEVICE Tokens<Tiles> tokens_of_tile(const float* x, int tokens, int stride, cons
     return found;
 }
 
-// Sums of squares of the tile's tokens, in shared memory behind the partial sums: [token][warp]. The rows come
-// from L1, where the multiplication has left them.
+// Sums of squares of the tile's tokens, in shared memory behind the partial sums: [token][warp]. The rows
+// come from L1, where the multiplication has left them.
 template <int Tiles>
 struct Squares {
     static constexpr int kTokens = PartialSums<Tiles>::kTokens;

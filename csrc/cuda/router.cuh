@@ -1,5 +1,5 @@
-// How experts are chosen from their logits: one warp per row, every variant of RouterSpec (strata/plan/spec.py),
-// in f32 throughout.
+// How experts are chosen from their logits: one warp per row, every variant of RouterSpec
+// (strata/plan/spec.py), in f32 throughout.
 //
 // score: 0 softmax over all, 1 sigmoid, 2 softmax over the chosen logits. groups > 1: only experts of the
 // `top_groups` best groups may be chosen; a group counts as its best score (best_two 0) or the sum of its two
@@ -21,9 +21,7 @@ struct RouterShape {
 };
 
 // Floats of shared memory that a row's warp needs.
-DEVICE int row_floats(const RouterShape& shape) {
-    return 2 * shape.experts + shape.top_k + 2 * shape.groups;
-}
+DEVICE int row_floats(const RouterShape& shape) { return 2 * shape.experts + shape.top_k + 2 * shape.groups; }
 
 DEVICE int lane_of_row() { return static_cast<int>(threadIdx.x) % kWarp; }
 

@@ -10,8 +10,8 @@
 constexpr int kTileTokens = 8, kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
 constexpr int kTileMinBlocks = 4;  // per SM: at most 128 registers
 
-// Row pointers of a lane's tokens, null where there is none. factors: of the columns (an RMSNorm's weights), or
-// null.
+// Row pointers of a lane's tokens, null where there is none. factors: of the columns (an RMSNorm's weights),
+// or null.
 template <int Tiles>
 struct Tokens {
     const float* rows[Tiles];

@@ -3,8 +3,9 @@
 // Time is counted in epochs: a new one begins with each launch, each block and each barrier. Two accesses to
 // a byte, one of them a write, are a race unless a barrier lies between them, or both are by one thread, or
 // both by one warp with a __syncwarp between them, or both are atomic. Accesses of different blocks in one
-// launch are ordered in one way only: what a block wrote before a barrier, a thread publishes by __threadfence
-// and then an atomic; a thread of a later block that changes the same word by an atomic, then calls
+// launch are ordered in one way only: what a block wrote before a barrier, a thread publishes by
+// __threadfence and then an atomic; a thread of a later block that changes the same word by an atomic, then
+// calls
 // __threadfence, makes it readable for its block behind the next barrier.
 #pragma once
 
