@@ -33,7 +33,7 @@ from strata.store.stacking import target_rows
 from strata.store.treatment import ExpertTreatment, Rounding, Treatment
 
 Floats = NDArray[np.float32]
-_SAMPLE_RUNS, _RUN_ROWS = 8, 32  # rows of a matrix that alpha is searched on, spread over it
+_SAMPLE_RUNS, _RUN_ROWS = 4, 32  # rows of a matrix that alpha is searched on, spread over it
 _SAMPLE_EXPERTS = 8
 
 
@@ -206,7 +206,8 @@ class Calibrated:
         method = self._options.method(_part_of(name))
         members = self._stats.members(name) if self._stats.has(name) else 1
         if members == 1:
-            return self._rounding_of(method, fmt, lambda: self._inputs(name).divided(scaling.cols))
+            moments = METHODS[method].rounding == "gptq"
+            return self._rounding_of(method, fmt, lambda: self._inputs(name, moments).divided(scaling.cols))
         # Heads of MLA's absorbed matrices, whose columns nothing scales.
         heads = [self._rounding_of(method, fmt, self._member(name, i)) for i in range(members)]
         return ByHeads(self._planned.tensors[name].shape[0] // members, heads)
@@ -223,8 +224,8 @@ class Calibrated:
         method = self._options.method("experts")
         return self._rounding_of(method, fmt, lambda: self._expert_inputs(target, part).divided(by))
 
-    def _inputs(self, name: str) -> Inputs:
-        return Inputs.of(self._stats.linear(name))
+    def _inputs(self, name: str, moments: bool = True) -> Inputs:
+        return Inputs.of(self._stats.linear(name, moments=moments))
 
     def _expert_inputs(self, target: TargetExpert, part: ExpertPart) -> Inputs:
         return Inputs.of(self._stats.expert(ExpertId(target.layer, target.index), part))
@@ -240,7 +241,7 @@ class Calibrated:
         experts = self._experts[layer]
         step = -(-len(experts) // _SAMPLE_EXPERTS)
         blocks = [block for expert in experts[::step] for block in (expert.gate, expert.up)]
-        return [s for block in blocks for s in _samples(BlockRows(self._source, block, guard), fmt, 4)]
+        return [s for block in blocks for s in _samples(BlockRows(self._source, block, guard), fmt, 1)]
 
 
 def _inverse(factors: Floats) -> Floats:
