@@ -212,11 +212,12 @@ class Table:
         return made
 
     def markdown(self) -> str:
-        """The table, and under it the rows that failed."""
-        head = "| | bytes | perplexity | change | KL mean | KL 99 % | top-1 "
-        lines = [head + "".join(f"| decode, {name} | prefill " for name in ("AVX2", "best")) + "|"]
-        lines.append("|---" + "|--:" * 10 + "|")
-        lines += [_line(row.name, self.results[row.name]) for row in self.rows if self._shown(row)]
+        """The table, and under it the rows that failed; without speeds where none was measured."""
+        timed = any("bench" in done for done in self.results.values())
+        columns = ["", "bytes", "perplexity", "change", "KL mean", "KL 99 %", "top-1"]
+        columns += ["decode, AVX2", "prefill", "decode, best", "prefill"] if timed else []
+        lines = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
+        lines += [_line(row.name, self.results[row.name], timed) for row in self.rows if self._shown(row)]
         notes = [
             f"- {row.name}: not made, `{failed['step']}` says: {failed['why']}"
             for row in self.rows
@@ -228,7 +229,7 @@ class Table:
         return "convert" in self.results.get(row.name, {})
 
 
-def _line(name: str, done: Mapping[str, Result]) -> str:
+def _line(name: str, done: Mapping[str, Result], timed: bool) -> str:
     cells = [f"{done['convert']['bytes']:,}", *["-"] * 5]
     found = done.get("eval")
     if found is not None:
@@ -237,7 +238,7 @@ def _line(name: str, done: Mapping[str, Result]) -> str:
         change = f"{100 * found['perplexity_change']:+.2f} % ± {100 * found['perplexity_change_error']:.2f}"
         kl = found["kl"]
         cells[2:] = [change, f"{kl['mean']:.2e}", f"{kl['p99']:.2e}", f"{100 * found['top1']:.2f} %"]
-    return "| " + " | ".join([name, *cells, *_speeds(done.get("bench"))]) + " |"
+    return "| " + " | ".join([name, *cells, *(_speeds(done.get("bench")) if timed else ())]) + " |"
 
 
 def _speeds(found: Mapping[str, Any] | None) -> list[str]:

@@ -91,7 +91,8 @@ def test_a_file_of_another_program_is_a_row(calls: list[list[str]], tmp_path: Pa
     table = Table("smollm2.gguf", tmp_path, [], [Row("llama.cpp", {}, gguf=file)])
     fill(table, options())
     assert [call[0] for call in calls] == ["eval"] and str(file) in calls[0]
-    assert "| llama.cpp | 4 | 26.500 |" in table.markdown()
+    shown = table.markdown()
+    assert "| llama.cpp | 4 | 26.500 |" in shown and "decode" not in shown
 
 
 def test_every_row_has_a_name_and_equal_stores_are_equal_conversions() -> None:
