@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from strata.errors import IncompleteError, StoreError
+from strata.errors import IncompleteError, StoreError, UsageError
 from strata.interfaces.tokenizer import FILES as TOKENIZER_FILES
 from strata.model.resolve import Resolved, resolve
 from strata.plan.spec import FURTHER
@@ -35,8 +35,13 @@ _TOKENIZER = "tokenizer.json"
 def open_and_resolve(path: Path, *, further: bool = False) -> tuple[CheckpointSource, Resolved]:
     """A checkpoint and what it is; what Strata does not support is refused by name.
 
-    further: its layer that predicts further tokens instead.
+    further: its layer that predicts further tokens instead. Raises UsageError for a store.
     """
+    if (path / MANIFEST).is_file():
+        raise UsageError(
+            f"{path} is a store already, and its weights are rounded",
+            remedy="give the checkpoint or the GGUF file that it was made of",
+        )
     source = open_checkpoint(path)
     return source, resolve_checkpoint(source, further=further)
 

@@ -52,3 +52,9 @@ def test_what_is_missing_is_said(strata: Any, checkpoint: Path, stats: Path, tmp
     result = strata("convert", checkpoint, "--out", out, "--method", "gtpq", "--stats", stats)
     assert result.code == 2 and "unknown method 'gtpq'" in result.err
     assert not out.exists()
+
+
+def test_a_store_is_no_source(strata: Any, tmp_path: Path) -> None:
+    result = strata("convert", "demo", "--out", tmp_path / "store")
+    assert result.code == 2 and "is a store already" in result.err and "GGUF" in result.err
+    assert not (tmp_path / "store").exists()
