@@ -101,8 +101,8 @@ DEVICE void multiply_unit(const typename Format::Unit& unit, const Activations<T
     }
 }
 
-// Units first, first + stride, ... of one row block, without a scale per row.
-template <class Format, int Tiles>
+// Units first, first + stride, ... of one row block, without a scale per row. Scaled: columns have factors.
+template <class Format, int Tiles, bool Scaled>
 DEVICE void multiply_units(const u8* block, int units, int columns, int first, int stride,
                            const Tokens<Tiles>& tokens, Lane lane, float (&sums)[Tiles][4]) {
     if (first >= units) return;
@@ -110,7 +110,7 @@ DEVICE void multiply_units(const u8* block, int units, int columns, int first, i
     Activations<Tiles> x = load_activations(tokens, first, columns, lane);
     for (int i = first; i < units; i += stride) {
         const typename Format::Unit current = unit;
-        if (tokens.factors != nullptr) scale_columns(x, tokens.factors, i, columns, lane);
+        if (Scaled) scale_columns(x, tokens.factors, i, columns, lane);
         const Activations<Tiles> current_x = x;
         if (i + stride < units) {
             unit = Format::load(block, units, i + stride, lane);
@@ -118,6 +118,15 @@ DEVICE void multiply_units(const u8* block, int units, int columns, int first, i
         }
         multiply_unit<Format>(current, current_x, sums);
     }
+}
+
+template <class Format, int Tiles>
+DEVICE void multiply_units(const u8* block, int units, int columns, int first, int stride,
+                           const Tokens<Tiles>& tokens, Lane lane, float (&sums)[Tiles][4]) {
+    if (tokens.factors != nullptr)
+        multiply_units<Format, Tiles, true>(block, units, columns, first, stride, tokens, lane, sums);
+    else
+        multiply_units<Format, Tiles, false>(block, units, columns, first, stride, tokens, lane, sums);
 }
 
 // The same with it; sums[tile][i] is row 2 * group + i / 2 of token 2 * member + i % 2.

@@ -63,18 +63,24 @@ class LayerGraphs:
         if self._known is None:
             return build()
         segment, workspace = self._known.get(index), self._ops.memory.workspace
+        is_new = False
         if self._is_first or segment is None or segment.start != workspace.used:
-            segment = self._made(index, segment, build)
+            known, segment = segment, self._made(index, segment, build)
+            is_new = segment is not known
         self._is_first = False
-        self.replayed += 1
-        self._ops.replay(segment.graph, lambda: self._again(build))
+        if not is_new:
+            self.replayed += 1
+            self._ops.replay(segment.graph, lambda: self._again(build))
         if segment.taken:
             workspace.take(segment.taken, "results of a graph")
         result: T = segment.result
         return result
 
     def _made(self, index: int, segment: _Segment | None, build: Callable[[], Any]) -> _Segment:
-        """The segment, captured anew unless its launches are what they were."""
+        """The segment, launched and captured anew unless its launches are what they were.
+
+        Launched first: the driver may load a kernel when it is first launched, which no capture should see.
+        """
         assert self._known is not None, "called within a pass that has graphs"
         workspace = self._ops.memory.workspace
         start = workspace.used
@@ -84,6 +90,7 @@ class LayerGraphs:
         if segment is not None and not differences(segment.graph.launches, launches):
             return segment
         self._forget(self._known if self._is_first else {index: self._known.get(index)})
+        self._ops.launch(launches)
         graph = self._ops.device.capture(launches, self._ops.memory.compute)
         made = self._known[index] = _Segment(graph, result, start, taken)
         self.captured += 1
