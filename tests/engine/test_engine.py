@@ -58,7 +58,7 @@ def test_batch_mates_change_nothing(any_decoders: dict[str, Decoder], name: str)
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8", "int8g32"])
 def test_chunks_change_no_bit_of_the_logits(
     any_decoders: dict[str, Decoder], name: str, kv_dtype: str
 ) -> None:
