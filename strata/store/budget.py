@@ -4,14 +4,16 @@ The error of a matrix W in a format that makes it Q is what its output gets wron
 `sum (W - Q)^2 E[x^2] / sum W^2 E[x^2]` over its elements, E[x^2] being the mean square of the column's input
 in the calibration (inputs are taken as uncorrelated), measured on evenly spaced rows. Errors of matrices
 add up; those of layers count by 1 / (2 * layers), because attention and FFN are so many branches of which
-the residual is the sum, while the head reads all of it. An expert counts by the share of its layer's tokens
-that it saw: a layer whose busy experts suffer gets more bits. All experts of a layer have one layout, so a
-choice is per layer and part, not per expert.
+the residual is the sum, while the head reads all of it (a tied embedding counts twice: the residual also
+begins with it). An expert counts by the share of its layer's tokens that it saw: a layer whose busy experts
+suffer gets more bits. All experts of a layer have one layout, so a choice is per layer and part, not per
+expert.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ Sample = tuple[Floats, Floats]
 
 _LAYERED = ("w4g128", "w4g64", "w4g32", "w8")
 _SINGLE = ("w4g64", "w8")
+_ONCE = {"head": 1.0, "embed": 2.0}  # a tied embedding is the head, and what the residual begins with
 _MATRIX_ROWS = 256
 _LAYER_EXPERT_ROWS = 2048
 """Rows of each kind that are looked at in a layer, over all of its experts; 16 of every expert at least."""
@@ -104,7 +107,7 @@ def choose_formats(
     fixed = _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
     fixed += (scaled := _room_for_scaling(plan, options))
     while True:
-        chosen = spend(offers, budget - fixed, budget, fixed)
+        chosen = spend_best(offers, budget - fixed, budget, fixed)
         formats = _as_options(options, chosen)
         final = _store_bytes(spec, Planner(source, spec, formats).plan(targets, experts)) + scaled
         if final <= budget:
@@ -141,6 +144,31 @@ def spend(
         left -= offer.bytes - chosen[unit].bytes
         chosen[unit] = offer
     return chosen
+
+
+def spend_best(
+    offers: Mapping[Unit, Sequence[Offer]], available: int, budget: int, fixed: int
+) -> dict[Unit, Offer]:
+    """The best of `spend` over all offers of head and embedding: too large a step for what is left when its
+    turn comes, as theirs often is, would never be taken."""
+    best = spend(offers, available, budget, fixed)
+    single = [unit for unit in offers if unit.layer is None]
+    for taken in itertools.product(*(offers[unit] for unit in single)):
+        held = {**offers, **{unit: [offer] for unit, offer in zip(single, taken, strict=True)}}
+        if _least(held) > available:
+            continue
+        found = spend(held, available)
+        if _error(found) < _error(best):
+            best = found
+    return best
+
+
+def _least(offers: Mapping[Unit, Sequence[Offer]]) -> int:
+    return sum(min(offer.bytes for offer in several) for several in offers.values())
+
+
+def _error(chosen: Mapping[Unit, Offer]) -> float:
+    return sum(offer.error for offer in chosen.values())
 
 
 def _best_step(
@@ -307,7 +335,7 @@ class _Samples:
                 rows = target_rows(self.source, target, self.guard, 0)
                 name = names.HEAD if target.kind == "embed" else target.name
                 heads = self.stats.members(name)
-                share = self._branch if unit.layer is not None else 1.0
+                share = self._branch if unit.layer is not None else _ONCE[unit.part]
                 yield (
                     share,
                     [self._sample(rows, run, name, heads) for run in _runs(rows.count, _MATRIX_ROWS, heads)],

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import CapacityError, UsageError
-from strata.store.budget import Choice, Offer, Unit, choose_formats, relative_error, spend
+from strata.store.budget import Choice, Offer, Unit, choose_formats, relative_error, spend, spend_best
 from strata.store.calibration import (
     CalibrationStats,
     StatsInfo,
@@ -58,6 +58,16 @@ def test_bytes_go_where_they_take_most_error_away() -> None:
     }
     chosen = spend(offers, 30)
     assert [offer.format for offer in chosen.values()] == ["w8", "w4g64"]
+
+
+def test_a_large_step_is_taken_where_many_small_ones_help_less() -> None:
+    """Alone, the steps of the layers come first, and leave too little for the head."""
+    layers = {Unit("experts", i): [Offer("w4g64", 10, 0.5), Offer("w8", 11, 0.45)] for i in range(4)}
+    offers = {**layers, Unit("head"): [Offer("w4g64", 20, 1.0), Offer("w8", 60, 0.1)]}
+    assert spend(offers, 101)[Unit("head")].format == "w4g64"
+    chosen = spend_best(offers, 101, 101, 0)
+    assert chosen[Unit("head")].format == "w8"
+    assert sum(offer.bytes for offer in chosen.values()) == 101
 
 
 def whole_model(**sizes: Any) -> SmallModel:
