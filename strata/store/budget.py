@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from strata.core import ExpertId
 from strata.errors import CapacityError, WeightValueError
 from strata.plan.spec import ModelSpec
 from strata.store import names
-from strata.store.calibration import CalibrationStats, expert_input, model_fingerprint
+from strata.store.calibration import CalibrationStats, expert_input
 from strata.store.formats import FORMATS, ROW_BLOCK, PackedShape, WeightFormat, expert_slices
 from strata.store.manifest import Manifest, SourceRecord
 from strata.store.methods import METHODS
@@ -38,7 +37,7 @@ from strata.store.quantize import quantize
 from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
 from strata.store.stacking import target_rows
-from strata.store.unconverted import UnconvertedStore
+from strata.store.stats_check import check_same_model
 
 Floats = NDArray[np.float32]
 Sample = tuple[Floats, Floats]
@@ -98,14 +97,13 @@ def choose_formats(
     An embedding that is not the head as well keeps its default: nothing is known of what it costs. Raises
     UsageError for statistics of another model, CapacityError where even the smallest formats are too large.
     """
-    plain = UnconvertedStore(source, spec, targets, experts).plain
-    stats.check_model(spec, model_fingerprint(spec, plain))
+    check_same_model(stats, source, spec, targets)
     plan = Planner(source, spec, options).plan(targets, experts)
     samples = _Samples(source, spec, targets, experts, stats, ValueGuard(options.allow_nan))
     units = [unit for unit in _units(spec, plan, targets) if options.wanted(unit.part, unit.layer) == AUTO]
     offers = {unit: _offers(unit, plan, targets, options, samples) for unit in units}
-    fixed = _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
-    fixed += (scaled := _room_for_scaling(plan, options))
+    scaled = _room_for_scaling(plan, options)
+    fixed = scaled + _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
     while True:
         chosen = spend_best(offers, budget - fixed, budget, fixed)
         formats = _as_options(options, chosen)
@@ -115,7 +113,7 @@ def choose_formats(
         fixed += final - budget  # headers have grown with the digits of their offsets
     recorded = {
         "bytes": budget,
-        "statistics": xxhash.xxh3_64_hexdigest(stats.info.to_json().encode()),
+        "statistics": stats.digest,
         "errors": {unit.key: float(f"{offer.error:.3e}") for unit, offer in chosen.items()},
     }
     return Choice(dataclasses.replace(formats, budget=recorded), budget, final, chosen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,12 +70,3 @@ class StatsWriter:
         while view:
             written = os.pwrite(self._file, view, offset)
             view, offset = view[written:], offset + written
-
-
-def write_stats(path: Path, info: StatsInfo, members: Iterable[tuple[str, int, MemberStats]]) -> None:
-    """A whole file at once: (input's name, member, statistics) of every member of `linear_inputs`."""
-    writer = StatsWriter(path, info)
-    for name, member, stats in members:
-        writer.write(name, member, stats)
-    writer.sync()
-    writer.close()

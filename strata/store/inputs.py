@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.store.calibration import LinearStats
+from strata.store.moments import weighted_error
 
 Floats = NDArray[np.float32]
 
@@ -41,5 +42,5 @@ class Inputs:
     def cost(self, error: Floats) -> float:
         """The mean of |E x|^2 for an error E `[rows, cols]`; without moments channels count as unrelated."""
         if self.moments is not None:
-            return float(np.einsum("rc,rc->", error @ self.moments, error, dtype=np.float64))
+            return weighted_error(error, self.moments)
         return float((np.square(error, dtype=np.float64).sum(axis=0) * self.mean_square).sum())

@@ -33,7 +33,7 @@ METHODS: dict[str, Method] = {
 
 
 def parse_methods(text: str) -> dict[str, str]:
-    """ "gptq" -> that method for every part; "experts=gptq,shared=plain" -> those. Raises UsageError."""
+    """ "gptq" -> that method for every part; "experts=gptq,shared=plain" -> those, unchecked."""
     if "=" not in text:
         return dict.fromkeys(PARTS, text)
     pairs = [item.partition("=") for item in text.split(",")]

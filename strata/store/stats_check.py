@@ -45,11 +45,14 @@ def with_stats(
             f"{stats.path} has no second moments, which gptq needs",
             remedy="run `strata calibrate` without --no-moments, or choose awq or smooth",
         )
-    stats.check_model(spec, _fingerprint(source, spec, targets))
+    check_same_model(stats, source, spec, targets)
     return dataclasses.replace(options, stats=stats.digest)
 
 
-def _fingerprint(source: CheckpointSource, spec: ModelSpec, targets: Sequence[TargetTensor]) -> str:
+def check_same_model(
+    stats: CalibrationStats, source: CheckpointSource, spec: ModelSpec, targets: Sequence[TargetTensor]
+) -> None:
+    """UsageError unless the statistics are of the model in `source`; StoreError where that lacks a norm."""
     plain = {target.name: target for target in targets if target.kind == "plain"}
 
     def values(name: str) -> NDArray[np.float32]:
@@ -59,4 +62,4 @@ def _fingerprint(source: CheckpointSource, spec: ModelSpec, targets: Sequence[Ta
         blocks = [BlockRows(source, block, guard) for block in plain[name].sources]
         return np.concatenate([block.floats(0, block.count).reshape(-1) for block in blocks])
 
-    return model_fingerprint(spec, values)
+    stats.check_model(spec, model_fingerprint(spec, values))

@@ -11,6 +11,7 @@ import pytest
 from fakes import SmallModel, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_model import write_stats
 
 from strata.errors import CapacityError, UsageError
 from strata.store.budget import Choice, Offer, Unit, choose_formats, relative_error, spend, spend_best
@@ -21,7 +22,7 @@ from strata.store.calibration import (
     linear_inputs,
     model_fingerprint,
 )
-from strata.store.calibration_writer import MemberStats, write_stats
+from strata.store.calibration_writer import MemberStats
 from strata.store.convert import convert
 from strata.store.formats import FORMATS
 from strata.store.manifest import MANIFEST, read_manifest

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from tiny_model import mla_spec, moe_spec
+from whole_model import write_stats
 
 from strata.core import ExpertId
 from strata.errors import FileFormatError, StoreError, StrataError, UsageError, WeightValueError
@@ -26,7 +27,7 @@ from strata.store.calibration import (
     model_fingerprint,
     pooled_input,
 )
-from strata.store.calibration_writer import MemberStats, StatsWriter, write_stats
+from strata.store.calibration_writer import MemberStats, StatsWriter
 
 
 def info_of(spec: ModelSpec, *, moments: bool = True, min_tokens: int = 3) -> StatsInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from strata.store.calibration import (
     linear_inputs,
     model_fingerprint,
 )
-from strata.store.calibration_writer import MemberStats, write_stats
+from strata.store.calibration_writer import MemberStats, StatsWriter
 from strata.store.names import EMBED, HEAD
 from strata.store.source import SourceRows, TargetExpert, TargetTensor
 
@@ -85,6 +85,15 @@ def make_stats(
     )
     write_stats(path, info, members)
     return CalibrationStats(path)
+
+
+def write_stats(path: Path, info: StatsInfo, members: Iterable[tuple[str, int, MemberStats]]) -> None:
+    """A whole file at once: (input's name, member, statistics) of every member of `linear_inputs`."""
+    writer = StatsWriter(path, info)
+    for name, member, stats in members:
+        writer.write(name, member, stats)
+    writer.sync()
+    writer.close()
 
 
 def _member(rng: np.random.Generator, entry: LinearInput, tokens: int, moments: bool) -> MemberStats:
