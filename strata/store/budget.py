@@ -125,7 +125,7 @@ def spend(
     """One offer for each unit, `available` bytes in all at most.
 
     From the smallest on, always the step that takes most error away per byte, the first among equals.
-    budget, fixed: for the error's numbers only.
+    budget, fixed: for the error's numbers only. CapacityError where the smallest offers take more.
     """
     chosen = {
         unit: min(found, key=lambda offer: (offer.bytes, offer.error)) for unit, found in offers.items()

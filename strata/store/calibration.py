@@ -342,7 +342,7 @@ def symmetric(triangle: Floats, cols: int) -> Floats:
 
 
 def triangle_of(full: Floats) -> Floats:
-    """The lower triangle of a symmetric matrix, row by row."""
+    """The lower triangle of a symmetric `[n, n]`, row by row: f32 `[n (n + 1) / 2]`."""
     return np.concatenate([full[row, : row + 1] for row in range(len(full))])
 
 

@@ -95,7 +95,7 @@ def value_rows(spec: ModelSpec) -> slice:
 
 
 def per_value(spec: ModelSpec, columns: Floats) -> Floats:
-    """Mean over the heads that share a value head: of the output projection's columns -> of v's rows."""
+    """Mean over the heads that share a value head: f32 `[out's columns]` -> `[v's rows]`."""
     a = spec.attention
     if a.mla is not None:
         return columns
@@ -104,7 +104,7 @@ def per_value(spec: ModelSpec, columns: Floats) -> Floats:
 
 
 def per_column(spec: ModelSpec, values: Floats) -> Floats:
-    """Factors of v's rows, repeated for every head that reads them."""
+    """Factors f32 `[v's rows]`, repeated for every head that reads them: `[out's columns]`."""
     a = spec.attention
     if a.mla is not None:
         return values

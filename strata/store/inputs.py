@@ -30,7 +30,7 @@ class Inputs:
         return cls(stats.name, stats.mean_abs, stats.p999, stats.mean_square, stats.moments)
 
     def divided(self, factors: Floats | None) -> Inputs:
-        """Of x / factors."""
+        """Of x / factors, f32 `[cols]`; None: the same."""
         if factors is None:
             return self
         by = np.float32(1) / factors

@@ -63,13 +63,13 @@ class UnconvertedStore:
         return data.view(np.float32).reshape(record.shape)
 
     def expert_layout(self, layer: int) -> ExpertLayout:
-        """The layout of a layer's expert records."""
+        """The layout of a layer's expert records. StoreError where the layer has none."""
         if layer not in self._plan.layers:
             raise StoreError(f"{self._path}: layer {layer} has no routed experts")
         return self._plan.layers[layer].layout()
 
     def expert(self, expert: ExpertId) -> Bytes:
-        """An expert's record, made now."""
+        """An expert's record, made now. StoreError where there is no such expert."""
         if expert not in self._experts:
             raise StoreError(f"{self._path}: no expert {expert.index} in layer {expert.layer}")
         task = self._planner.expert_task(self._experts[expert], self._plan.layers[expert.layer])

@@ -46,22 +46,22 @@ class RecordingBackend(CpuBackend):
             self._listeners = before
 
     def linear(self, x: Floats, weight: CpuWeight, bias: Floats | None = None) -> Floats:
-        """x W^T + bias."""
+        """x W^T + bias: f32 `[rows, cols]` -> `[rows, outputs]`."""
         self._tell(weight.name, x)
         return super().linear(x, weight, bias)
 
     def head_linear(self, x: Floats, weight: CpuWeight, heads: int) -> Floats:
-        """One small matrix per head."""
+        """One small matrix per head: f32 `[rows, heads * cols]` -> `[rows, heads * outputs]`."""
         for head, part in enumerate(np.split(x, heads, axis=1)):
             self._tell(f"{weight.name}[{head}]", part)
         return super().head_linear(x, weight, heads)
 
     def ffn(self, x: Floats, gate_up: CpuWeight, down: CpuWeight, width: int, gating: Gating) -> Floats:
-        """Dense gated FFN."""
+        """Dense gated FFN: f32 `[rows, hidden]` -> `[rows, hidden]`."""
         return self.linear(activated(self.linear(x, gate_up), width, gating), down)
 
     def without_experts(self, residual: Floats, routing: Routing, part: Experts) -> None:
-        """residual += shared expert, where the layer has one."""
+        """residual f32 `[rows, hidden]` += shared expert, where the layer has one."""
         self._join_experts(residual, np.zeros_like(residual), routing, part)
 
     def expert(self, bank: ExpertBank, index: int) -> RoutedExpert:
