@@ -123,6 +123,7 @@ def cut(
     """Windows of token ids, each of one text, with BOS where the model expects it, and what came from where.
 
     With a limit they are taken evenly from all: the beginning alone would be a single kind of text.
+    UsageError for texts that are empty or not UTF-8.
     """
     found = [(index, ids) for index, text in enumerate(texts) for ids in _windows(tokenizer, text, window)]
     if not found:
