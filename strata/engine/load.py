@@ -26,6 +26,7 @@ from strata.model.footprint import contents_of_store, footprint
 from strata.plan.options import PlanOptions
 from strata.plan.plan import Plan
 from strata.plan.planner import make_plan
+from strata.plan.spec import ModelSpec
 from strata.store.manifest import read_manifest
 from strata.store.reader import Store
 
@@ -75,18 +76,7 @@ def load_engine(
     """
     store = Store.open(store_path)
     spec = store.spec
-    options = EngineOptions(
-        context=plan.kv.context,
-        pages=plan.kv.pages,
-        valid_tokens=spec.vocab if valid_tokens is None else min(valid_tokens, spec.vocab),
-        page_tokens=plan.kv.page_tokens,
-        kv_dtype=cast(KvDtype, plan.kv.dtype),
-        chunk=plan.chunk,
-        max_running=plan.running,
-        decode_seconds=1.0 / plan.predictions[0].tokens_per_second,
-        token_seconds=1.0 / plan.predictions[-1].tokens_per_second,
-        share_prefixes=share_prefixes,
-    )
+    options = _engine_options(plan, spec, valid_tokens, share_prefixes)
     loaded = load_heat(store)
     heat = loaded.heat
     placement = place(plan, store, numa, slices=backend == "cpu", heat=heat)
@@ -112,6 +102,23 @@ def load_engine(
         own, known = footprint(contents, engine.kv), options.valid_tokens
         engine.speculator = make_speculator(speculation, own, plan, cpu, known, _clock(made))
     return engine
+
+
+def _engine_options(
+    plan: Plan, spec: ModelSpec, valid_tokens: int | None, share_prefixes: bool
+) -> EngineOptions:
+    return EngineOptions(
+        context=plan.kv.context,
+        pages=plan.kv.pages,
+        valid_tokens=spec.vocab if valid_tokens is None else min(valid_tokens, spec.vocab),
+        page_tokens=plan.kv.page_tokens,
+        kv_dtype=cast(KvDtype, plan.kv.dtype),
+        chunk=plan.chunk,
+        max_running=plan.running,
+        decode_seconds=1.0 / plan.predictions[0].tokens_per_second,
+        token_seconds=1.0 / plan.predictions[-1].tokens_per_second,
+        share_prefixes=share_prefixes,
+    )
 
 
 def _clock(backend: Backend) -> Callable[[], float]:

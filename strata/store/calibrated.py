@@ -19,7 +19,7 @@ from strata.store import folding, names
 from strata.store.calibration import CalibrationStats, ExpertPart, pooled_input
 from strata.store.folding import Fold
 from strata.store.formats import FORMATS, WeightFormat
-from strata.store.gptq import supports
+from strata.store.gptq import has_integers
 from strata.store.inputs import Inputs
 from strata.store.manifest import LayerRecord, TensorRecord
 from strata.store.methods import METHODS, Kind
@@ -54,7 +54,7 @@ class Planned:
                 found.append(FORMATS[record.gate_up])
         elif fold.place != "norm":
             found.append(FORMATS[self.tensors[fold.maker].format])
-        return all(supports(fmt) for fmt in found)
+        return all(has_integers(fmt) for fmt in found)
 
 
 class Calibrated:

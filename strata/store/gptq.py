@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 _RUN = 128  # columns between matrix products, where a group is wider
 
 
-def supports(fmt: WeightFormat) -> bool:
+def has_integers(fmt: WeightFormat) -> bool:
     """Whether codes of `fmt` are integers with a scale."""
     return fmt.values in ("int4", "int8")
 

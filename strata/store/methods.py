@@ -33,11 +33,21 @@ METHODS: dict[str, Method] = {
 
 
 def parse_methods(text: str) -> dict[str, str]:
-    """ "gptq" -> that method for every part; "experts=gptq,shared=plain" -> those, unchecked."""
+    """ "gptq" -> that method for every part; "experts=gptq,shared=plain" -> those, otherwise unchecked.
+
+    Raises UsageError for a part that has two methods.
+    """
     if "=" not in text:
         return dict.fromkeys(PARTS, text)
-    pairs = [item.partition("=") for item in text.split(",")]
-    return {part.strip(): method.strip() for part, _, method in pairs}
+    methods: dict[str, str] = {}
+    for item in text.split(","):
+        part, _, method = (piece.strip() for piece in item.partition("="))
+        if part in methods:
+            raise UsageError(
+                f"{part} has two methods, {methods[part]} and {method}", remedy="name each part once"
+            )
+        methods[part] = method
+    return methods
 
 
 def check_methods(methods: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.store.formats import WeightFormat
-from strata.store.gptq import gptq, supports
+from strata.store.gptq import gptq, has_integers
 from strata.store.group_scales import nearest
 from strata.store.inputs import Inputs
 from strata.store.methods import METHODS
@@ -25,7 +25,7 @@ _FACTORING = threading.Lock()  # one factorization at a time: it takes 40 bytes 
 def rounding(method: str, fmt: WeightFormat, inputs: Callable[[], Inputs], act_order: bool) -> Rounding:
     """How a method rounds a matrix of one format; `inputs` is called at most once, when it is needed."""
     kind = METHODS[method].rounding
-    if kind == "plain" or not supports(fmt):
+    if kind == "plain" or not has_integers(fmt):
         return quantize
     return Lazily(lambda: _gptq(fmt, inputs(), act_order) if kind == "gptq" else _nearest(inputs()))
 

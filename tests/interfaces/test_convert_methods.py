@@ -58,3 +58,9 @@ def test_a_store_is_no_source(strata: Any, tmp_path: Path) -> None:
     result = strata("convert", "demo", "--out", tmp_path / "store")
     assert result.code == 2 and "is a store already" in result.err and "GGUF" in result.err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_part_has_one_method(strata: Any, checkpoint: Path, stats: Path, tmp_path: Path) -> None:
+    twice = "experts=gptq,experts=awq"
+    result = strata("convert", checkpoint, "--out", tmp_path / "store", "--method", twice, "--stats", stats)
+    assert result.code == 2 and "experts has two methods, gptq and awq" in result.err

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from strata.errors import WeightValueError
 from strata.store.formats import FORMATS, PackedShape, PackedTensor
-from strata.store.gptq import gptq, supports
+from strata.store.gptq import gptq, has_integers
 from strata.store.group_scales import search_scales
 from strata.store.moments import Feedback, feedback, weighted_error
 from strata.store.pack import Codes, check_padding, dequantize, pack, unpack
 from strata.store.quantize import quantize
 
-INTEGERS = sorted(name for name, fmt in FORMATS.items() if supports(fmt))
+INTEGERS = sorted(name for name, fmt in FORMATS.items() if has_integers(fmt))
 
 
 def moments_of(rng: np.random.Generator, cols: int, tokens: int, decay: float) -> np.ndarray:

@@ -111,12 +111,7 @@ def command(
     from strata.interfaces.benchmark import Benchmark
 
     cases = _cases(prompts, generate, depths or [0, 4096], streams)
-    bench = Benchmark(config, cases, ops=ops, seed=seed)
-    _introduce(bench, form)
-    if not no_warmup:
-        bench.warm_up()
-    with bench.recording(timeline):
-        _report(bench, repetitions, form)
+    _measure(Benchmark(config, cases, ops=ops, seed=seed), form, repetitions, not no_warmup, timeline)
 
 
 def _form(as_csv: bool, as_json: bool) -> str:
@@ -199,6 +194,14 @@ def _count_launches(config: Any, streams: list[int], launch_seconds: float, as_j
         return
     for pair in found:
         click.echo(printable(dry_launching.describe(*pair, launch_seconds)))
+
+
+def _measure(bench: Any, form: str, repetitions: int, warm: bool, timeline: Path | None) -> None:
+    _introduce(bench, form)
+    if warm:
+        bench.warm_up()
+    with bench.recording(timeline):
+        _report(bench, repetitions, form)
 
 
 def _introduce(bench: Any, form: str) -> None:

@@ -12,6 +12,8 @@ from strata.errors import UsageError
 
 if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.importing import Refine
+    from strata.store.convert import ConvertReport
+    from strata.store.options import ConvertOptions
 
 _FORMAT = "FORMAT"
 
@@ -77,11 +79,6 @@ def command(
       strata convert models/Qwen3-30B-A3B --out stores/better --method gptq --stats qwen3.stats
       strata convert models/Qwen3-30B-A3B --out stores/careful --experts bf16 --shared w4g128
     """
-    from strata.interfaces.bundled import model_path
-    from strata.interfaces.importing import import_checkpoint
-    from strata.interfaces.progress import progress_bar
-    from strata.interfaces.terminal import note
-    from strata.store.calibration import CalibrationStats
     from strata.store.methods import parse_methods
     from strata.store.options import ConvertOptions
 
@@ -99,19 +96,30 @@ def command(
         alpha=alpha,
         force=force,
     )
-    refine = _within(budget, stats) if budget is not None else None
-    try:
-        with progress_bar("converting") as progress:
-            found = CalibrationStats(Path(stats)) if stats and (options.calibrated or not budget) else None
-            path, target = model_path(source), Path(out)
-            report = import_checkpoint(path, target, options, progress, refine, further, found)
-    except KeyboardInterrupt:
-        note("stopped; the same command continues")
-        raise
+    report = _convert(source, Path(out), options, budget, stats, further)
     if as_json:
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
         _print(report, out)
+
+
+def _convert(
+    source: str, out: Path, options: ConvertOptions, budget: str | None, stats: str | None, further: bool
+) -> ConvertReport:
+    from strata.interfaces.bundled import model_path
+    from strata.interfaces.importing import import_checkpoint
+    from strata.interfaces.progress import progress_bar
+    from strata.interfaces.terminal import note
+    from strata.store.calibration import CalibrationStats
+
+    refine = _within(budget, stats) if budget is not None else None
+    try:
+        with progress_bar("converting") as progress:
+            found = CalibrationStats(Path(stats)) if stats and (options.calibrated or not budget) else None
+            return import_checkpoint(model_path(source), out, options, progress, refine, further, found)
+    except KeyboardInterrupt:
+        note("stopped; the same command continues")
+        raise
 
 
 def _within(budget: str, stats: str | None) -> Refine:
@@ -140,12 +148,10 @@ def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:
     return formats
 
 
-def _print(report: object, out: str) -> None:
+def _print(report: ConvertReport, out: str) -> None:
     from strata.config import format_size
     from strata.interfaces.terminal import note, printable
-    from strata.store.convert import ConvertReport
 
-    assert isinstance(report, ConvertReport)
     for line in report.notes:
         note(f"note: {line}")
     for name, count in report.replaced.items():
