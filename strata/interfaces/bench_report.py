@@ -41,9 +41,14 @@ _OP_COLUMNS = (
 _LEFT = {"model", "backend", "test", "op", "shape"}
 
 
-def markdown_head() -> str:
+def markdown_head(subject: Subject) -> str:
     """The table's first two lines."""
-    return _head(_COLUMNS)
+    return _head(_columns(subject))
+
+
+def _columns(subject: Subject) -> list[tuple[str, int]]:
+    """All lines of a table name one model: its column is as wide as a long name needs."""
+    return [(name, max(width, len(subject.model) if name == "model" else 0)) for name, width in _COLUMNS]
 
 
 def markdown_line(subject: Subject, result: Result) -> str:
@@ -65,7 +70,7 @@ def markdown_line(subject: Subject, result: Result) -> str:
         _giga(result.spread(lambda run: run.int8_peak)),
         _percent(result.spread(lambda run: run.peak_share)),
     )
-    return _row(_COLUMNS, cells)
+    return _row(_columns(subject), cells)
 
 
 def markdown_ops(result: Result) -> str:

@@ -131,7 +131,7 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
     except click.exceptions.Exit as request:
         return request.exit_code
     except Exception as error:
-        return _report(error, debug)
+        return _report(error, debug, arguments)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -139,13 +139,16 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     click.echo(f"warning: {printable(str(message))}", err=True)
 
 
-def _report(error: Exception, debug: bool) -> int:
-    """Prints what went wrong and returns the exit code."""
+def _report(error: Exception, debug: bool, arguments: Sequence[str] = ()) -> int:
+    """Prints what went wrong with these arguments and returns the exit code."""
     if debug:
         traceback.print_exception(error)
     if isinstance(error, click.ClickException):
         error.show()
-        return EXIT_USAGE if isinstance(error, click.UsageError) else error.exit_code
+        if not isinstance(error, click.UsageError):
+            return error.exit_code
+        _show_hint(arguments)
+        return EXIT_USAGE
     if isinstance(error, StrataError):
         message, code = str(error), error.exit_code
     elif isinstance(error, OSError):
@@ -159,6 +162,14 @@ def _report(error: Exception, debug: bool) -> int:
         code = EXIT_FAILURE
     click.echo(f"error: {printable(message)}", err=True)
     return code
+
+
+def _show_hint(arguments: Sequence[str]) -> None:
+    """click reads `-ngl 99` as `-n gl` and complains about the 99: name the flag that was meant."""
+    from strata.interfaces.foreign_flags import hint
+
+    if text := hint(arguments):
+        click.echo(f"  remedy: {text}", err=True)
 
 
 def _silence_stdout() -> None:

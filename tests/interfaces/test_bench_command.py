@@ -138,6 +138,7 @@ def test_a_store_without_a_tokenizer(capfd: Any, tmp_path: Path) -> None:
         (("STORE", "-r", "0"), "repetitions"),
         (("STORE", "-t", "0"), "--threads: backend.threads"),
         (("STORE", "--csv", "--json"), "--csv and --json"),
+        (("STORE", "-m", "STORE"), "two models"),
         (("STORE", "-n", "\u0661"), "numbers from 0 to"),
         (("STORE", "-n", "1_000"), "numbers from 0 to"),
         (("STORE", "--speculative", "--dry-launch"), "--speculative and --dry-launch"),

@@ -35,7 +35,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
 
 @click.command("bench")
-@click.argument("model", required=False, metavar="[STORE|demo]")
+@click.argument("positional", required=False, metavar="[STORE|demo]")
+@click.option("-m", "--model", metavar="PATH", help="The same, as llama-bench has it.")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @click.option("-t", "--threads", metavar="N", help="Threads that compute.")
@@ -55,6 +56,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="JSON with every single run.")
 def command(
+    positional: str | None,
     model: str | None,
     config_file: str | None,
     settings: tuple[str, ...],
@@ -101,7 +103,7 @@ def command(
     kind = _kind(speculative, dry_launch)
     given = {"--csv": as_csv, "--ops": ops, "--no-warmup": no_warmup, "--timeline": timeline is not None}
     _check_options(kind, draft, launch_us, given)
-    config = _config(config_file, settings, model, threads, draft)
+    config = _config(config_file, settings, _one_model(positional, model), threads, draft)
     if speculative:
         _compare_drafts(config, max(generate), repetitions, as_json)
         return
@@ -136,6 +138,12 @@ def _check_options(kind: str, draft: str | None, launch_us: float, given: dict[s
         raise UsageError("--model-draft has an effect with --speculative only", remedy="add it")
     if math.isnan(launch_us):
         raise UsageError("--launch-us is no number", remedy="microseconds, e.g. 4")
+
+
+def _one_model(positional: str | None, model: str | None) -> str | None:
+    if positional and model:
+        raise UsageError(f"two models: {positional} and --model {model}", remedy="name one")
+    return positional or model
 
 
 def _config(
@@ -237,7 +245,7 @@ def _print_markdown(bench: Any, results: Any) -> None:
     for number, result in enumerate(results):
         timed = any(run.ops for run in result.runs)
         if number == 0 and not timed:
-            click.echo(bench_report.markdown_head())
+            click.echo(printable(bench_report.markdown_head(bench.subject)))
         text = (
             bench_report.markdown_ops(result) if timed else bench_report.markdown_line(bench.subject, result)
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
 @click.argument("model", metavar="MODEL|demo")
 @click.option("--data", multiple=True, metavar="FILE", help="Text; may be given several times. [a mixture]")
 @click.option("--out", required=True, metavar="STATS", help="The file to write.")
-@click.option("--tokens", type=click.IntRange(2), metavar="N", help="About so many, from all texts. [all]")
+@click.option("--tokens", type=click.IntRange(2), metavar="N", help="About so many, in whole windows. [all]")
 @click.option("--window", type=click.IntRange(2), metavar="N", help="Tokens that see each other. [1024]")
 @click.option("--min-tokens", type=click.IntRange(0), default=256, help="Experts with fewer share. [256]")
 @click.option("--no-moments", is_flag=True, help="Leave out what GPTQ needs: nearly all of the bytes.")
@@ -108,4 +108,4 @@ def _starved(report: CalibrationReport) -> list[str]:
     for layer in sorted({expert.layer for expert in found}):
         parts = [f"{expert.index} ({tokens})" for expert, tokens in found.items() if expert.layer == layer]
         lines.append(f"  layer {layer}: {', '.join(parts)}")
-    return lines
+    return [*lines, "  more text (--data, --tokens) or a smaller --min-tokens gives them their own"]

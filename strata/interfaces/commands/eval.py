@@ -43,7 +43,7 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--window", type=click.IntRange(2), default=512, help="Tokens that see each other. [512]"
             ),
             click.option("--tokens", type=click.IntRange(3), metavar="N", help="Of the text, at most."),
-            click.option("--second-half", is_flag=True, help="Score as llama-perplexity does; see below."),
+            click.option("--second-half", is_flag=True, help="Score as llama-perplexity does; see above."),
             click.option("--json", "as_json", is_flag=True, help="Machine-readable output."),
         )
     ):
