@@ -67,7 +67,7 @@ def test_the_models_output_stays(name: str, tmp_path: Path, monkeypatch: pytest.
         return np.tile(found[:per_head], heads) if per_head == size else found
 
     monkeypatch.setattr(calibrated, "best_factors", random_factors)
-    monkeypatch.setattr(calibrated, "supports", lambda fmt: True)
+    monkeypatch.setattr(calibrated, "has_integers", lambda fmt: True)
     sources = model.source, model.spec, model.targets, model.experts
     convert(*sources, tmp_path / "plain", ConvertOptions(**EXACT))
     convert(*sources, tmp_path / "folded", ConvertOptions(**EXACT, methods=AWQ, threads=1), stats=stats)
