@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from strata.interfaces import tokenizer as interfaces_tokenizer
+
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, TOP_K, WIDTH = 64, 2, 4, 2, 32, 4, 2, 128
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = 256 + len(SPECIAL)
@@ -72,6 +74,15 @@ def _tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
+
+
+def marked_tokenizer(markers: tuple[str, ...]) -> interfaces_tokenizer.Tokenizer:
+    """The checkpoint's, to which `markers` are tokens, too."""
+    encoder = _tokenizer()
+    encoder.add_special_tokens([text for text in markers if text not in SPECIAL])
+    config = json.dumps({"eos_token": SPECIAL[2]}).encode()
+    files = {"tokenizer.json": encoder.to_str().encode(), "tokenizer_config.json": config}
+    return interfaces_tokenizer.Tokenizer(files, where="test")
 
 
 def _tensors(seed: int) -> dict[str, NDArray[np.float32]]:

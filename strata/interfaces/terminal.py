@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -41,6 +42,11 @@ def watched() -> bool:
 def printable(text: str) -> str:
     """Text without control characters: a model's output or a file's name must not drive the terminal."""
     return "".join(c if c.isprintable() or c in _SAFE_CONTROLS else f"\\x{ord(c):02x}" for c in text)
+
+
+def show(report: object) -> None:
+    """A report on stdout: text as it is read by people, anything else as JSON."""
+    click.echo(printable(report) if isinstance(report, str) else json.dumps(report, indent=2))
 
 
 def os_error_text(error: OSError) -> str:

@@ -20,14 +20,12 @@ from strata.core import ExpertId
 from strata.errors import StoreError
 from strata.memory.experts import ExpertSpace
 from strata.memory.policies.base import Policy
-from strata.store.store_file import open_store_file, replace_file
+from strata.store.store_file import SideFile, replace_file
 
 HEAT = "heat.json"
-VERSION = 1
 HALF_LIFE_STEPS = 20_000
 """Steps of a layer after which a use counts half: some days of chatting, an hour of serving."""
-_KIND = "strata-heat"
-_MAX_BYTES = 64 << 20
+_FILE = SideFile("strata-heat", 1, holds="heat", owner="model", other="model", most_bytes=64 << 20)
 
 
 @dataclass(frozen=True)
@@ -95,9 +93,7 @@ class Heat:
         path = store / HEAT
         heat = cls(model, space)
         try:
-            with open_store_file(path) as file:
-                text = file.read(_MAX_BYTES + 1)
-            heat._fill(_fields(text, model))
+            heat._fill(_FILE.read(path, model)["layers"])
         except FileNotFoundError:
             return LoadedHeat(cls(model, space), f"there is no {path} yet", missing=True)
         except OSError as error:
@@ -123,22 +119,7 @@ class Heat:
             {"steps": round(steps, 3), "uses": [round(value, 3) for value in uses.tolist()]}
             for steps, uses in zip(self._steps, self._uses, strict=True)
         ]
-        head = {"kind": _KIND, "version": VERSION, "model": self.model}
-        return json.dumps({**head, "layers": layers}).encode() + b"\n"
-
-
-def _fields(text: bytes, model: str) -> Any:
-    """The `layers` of a heat file of this version and model; ValueError for others."""
-    if len(text) > _MAX_BYTES:
-        raise ValueError(f"more than {_MAX_BYTES} bytes")
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.get("kind") != _KIND:
-        raise ValueError("it holds no heat")
-    if data.get("version") != VERSION:
-        raise ValueError(f"it has version {str(data.get('version'))[:20]}, this Strata writes {VERSION}")
-    if data.get("model") != model:
-        raise ValueError("it belongs to another model")
-    return data["layers"]
+        return json.dumps({**_FILE.head(self.model), "layers": layers}).encode() + b"\n"
 
 
 def _number(value: Any) -> float:

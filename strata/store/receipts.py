@@ -20,14 +20,14 @@ import xxhash
 
 from strata.errors import StoreError
 from strata.store.manifest import MANIFEST, Manifest
-from strata.store.store_file import open_store_file, remedy_of, replace_file
+from strata.store.store_file import SideFile, open_store_file, remedy_of, replace_file
 
 RECEIPTS = "receipts.json"
-VERSION = 1
 MOST = 32
 """Receipts that are kept; the oldest go first."""
-_KIND = "strata-receipts"
-_MAX_BYTES = 1 << 20
+_FILE = SideFile(
+    "strata-receipts", 1, holds="receipts", owner="manifest", other="conversion", most_bytes=1 << 20
+)
 _MAX_TEXT = 300
 
 
@@ -84,9 +84,7 @@ def read_receipts(store: Path) -> LoadedReceipts:
     """A store's receipts. A damaged file, or one of another manifest, is none: no run depends on it."""
     path = store / RECEIPTS
     try:
-        with open_store_file(path) as file:
-            text = file.read(_MAX_BYTES + 1)
-        return LoadedReceipts(_parse(text, _manifest_hash(store)), "")
+        return LoadedReceipts(_parse(_FILE.read(path, _manifest_hash(store))), "")
     except FileNotFoundError:
         return NO_RECEIPTS
     except OSError as error:
@@ -138,24 +136,10 @@ def _manifest_hash(store: Path) -> str:
 
 def _to_bytes(receipts: Sequence[Receipt], manifest: str) -> bytes:
     rows = [dataclasses.asdict(receipt) for receipt in receipts]
-    return (
-        json.dumps(
-            {"kind": _KIND, "version": VERSION, "manifest": manifest, "receipts": rows}, indent=1
-        ).encode()
-        + b"\n"
-    )
+    return json.dumps({**_FILE.head(manifest), "receipts": rows}, indent=1).encode() + b"\n"
 
 
-def _parse(text: bytes, manifest: str) -> tuple[Receipt, ...]:
-    if len(text) > _MAX_BYTES:
-        raise ValueError(f"more than {_MAX_BYTES} bytes")
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.get("kind") != _KIND:
-        raise ValueError("it holds no receipts")
-    if data.get("version") != VERSION:
-        raise ValueError(f"it has version {str(data.get('version'))[:20]}, this Strata writes {VERSION}")
-    if data.get("manifest") != manifest:
-        raise ValueError("it belongs to another conversion")
+def _parse(data: dict[str, Any]) -> tuple[Receipt, ...]:
     rows = data["receipts"]
     if not isinstance(rows, list) or len(rows) > MOST:
         raise ValueError(f"receipts is no list of at most {MOST}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from strata.errors import StoreError
 
@@ -32,6 +34,44 @@ def open_store_file(path: Path) -> BinaryIO:
     if not stat.S_ISREG(path.stat().st_mode):  # before open(): a FIFO blocks there, a device has no end
         raise StoreError(f"{path} is not a regular file", remedy="convert the model again")
     return path.open("rb")
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A JSON file that a store may do without: measured about one thing, meaningless beside another.
+
+    holds: what messages call it. owner: the field that names what it belongs to, which they call `other`.
+    """
+
+    kind: str
+    version: int
+    holds: str
+    owner: str
+    other: str
+    most_bytes: int
+
+    def read(self, path: Path, owner: str) -> dict[str, Any]:
+        """The fields. Raises ValueError for what is too large, no such file, of another version or owner;
+
+        besides OSError, StoreError (no regular file) and RecursionError (nested without end).
+        """
+        with open_store_file(path) as file:
+            text = file.read(self.most_bytes + 1)
+        if len(text) > self.most_bytes:
+            raise ValueError(f"more than {self.most_bytes} bytes")
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("kind") != self.kind:
+            raise ValueError(f"it holds no {self.holds}")
+        if data.get("version") != self.version:
+            found = str(data.get("version"))[:20]
+            raise ValueError(f"it has version {found}, this Strata writes {self.version}")
+        if data.get(self.owner) != owner:
+            raise ValueError(f"it belongs to another {self.other}")
+        return data
+
+    def head(self, owner: str) -> dict[str, Any]:
+        """The fields that `read` asks for."""
+        return {"kind": self.kind, "version": self.version, self.owner: owner}
 
 
 def replace_file(path: Path, content: bytes) -> None:

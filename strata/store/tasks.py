@@ -14,7 +14,7 @@ from strata.store.pack import Codes, pack, pack_into
 from strata.store.quantize import quantize, to_bf16
 from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.scaled_rows import NONE, Scaling, scaled
-from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
+from strata.store.source import CheckpointSource, SourceRows, TargetExpert, TargetTensor
 from strata.store.stacking import InterleavedRows, interleave, target_rows
 from strata.store.treatment import PLAIN_EXPERT, ExpertTreatment, Rounding
 
@@ -119,59 +119,72 @@ def expert_task(
 ) -> Task:
     """An expert's record, in one piece. treat: how its matrices are scaled and rounded."""
     guard = ValueGuard(allow_nan)
+    expert = _Expert(source, target, coding, guard)
 
     def piece() -> Bytes:
         record = np.zeros(coding.layout.record_bytes, np.uint8)
         how = treat(target)
-        _fill_gate_up(source, target, coding, how, guard, record)
-        _fill_down(source, target, coding, how, guard, record)
+        expert.fill_gate_up(how, record)
+        expert.fill_down(how, record)
         if coding.layout.biases:
-            _fill_biases(source, target, coding.layout, guard, record)
+            expert.fill_biases(record)
         return record
 
     label = f"layer {target.layer}, expert {target.index}"
     return Task(file, f"layers.{target.layer}", label, (piece,), guard)
 
 
-def _fill_gate_up(
-    source: CheckpointSource,
-    target: TargetExpert,
-    coding: ExpertCoding,
-    treatment: ExpertTreatment,
-    guard: ValueGuard,
-    record: Bytes,
-) -> None:
-    layout, shape = coding.layout, coding.layout.gate_up
-    gate = scaled(BlockRows(source, target.gate, guard), treatment.gate)
-    up = scaled(BlockRows(source, target.up, guard), treatment.up)
-    label = f"{target.gate.name} and {target.up.name}"
-    how = Coding(shape, coding.gate_up_kept, label, treatment.gate_up_rounding)
-    for part in range(layout.slices):
-        first = part * layout.slice_width
-        rows = InterleavedRows(gate, up, first, layout.slice_width, shape.format.zero_code)
-        base = layout.gate_up_offset(part)
-        for start, stop in block_runs(shape):
-            _pack_run(shape, how.codes(rows, start, stop), start, stop, record[base : base + shape.nbytes])
+@dataclass(frozen=True)
+class _Expert:
+    """Writes the parts of one expert's record."""
 
+    source: CheckpointSource
+    target: TargetExpert
+    coding: ExpertCoding
+    guard: ValueGuard
 
-def _fill_down(
-    source: CheckpointSource,
-    target: TargetExpert,
-    coding: ExpertCoding,
-    treatment: ExpertTreatment,
-    guard: ValueGuard,
-    record: Bytes,
-) -> None:
-    layout, shape = coding.layout, coding.layout.down
-    rows = scaled(BlockRows(source, target.down, guard), treatment.down)
-    whole = PackedShape(shape.format, layout.hidden, layout.width)
-    how = Coding(whole, coding.down_kept, target.down.name, treatment.down_rounding)
-    for start, stop in block_runs(whole):
-        codes = how.codes(rows, start, stop)
+    def fill_gate_up(self, treatment: ExpertTreatment, record: Bytes) -> None:
+        target, layout, shape = self.target, self.coding.layout, self.coding.layout.gate_up
+        gate = scaled(self._rows(target.gate), treatment.gate)
+        up = scaled(self._rows(target.up), treatment.up)
+        label = f"{target.gate.name} and {target.up.name}"
+        how = Coding(shape, self.coding.gate_up_kept, label, treatment.gate_up_rounding)
         for part in range(layout.slices):
-            base = layout.down_offset(part)
-            cut = _columns(codes, part, layout.slices)
-            _pack_run(shape, cut, start, stop, record[base : base + shape.nbytes])
+            first = part * layout.slice_width
+            rows = InterleavedRows(gate, up, first, layout.slice_width, shape.format.zero_code)
+            base = layout.gate_up_offset(part)
+            for start, stop in block_runs(shape):
+                _pack_run(
+                    shape, how.codes(rows, start, stop), start, stop, record[base : base + shape.nbytes]
+                )
+
+    def fill_down(self, treatment: ExpertTreatment, record: Bytes) -> None:
+        layout, shape = self.coding.layout, self.coding.layout.down
+        rows = scaled(self._rows(self.target.down), treatment.down)
+        whole = PackedShape(shape.format, layout.hidden, layout.width)
+        how = Coding(whole, self.coding.down_kept, self.target.down.name, treatment.down_rounding)
+        for start, stop in block_runs(whole):
+            codes = how.codes(rows, start, stop)
+            for part in range(layout.slices):
+                base = layout.down_offset(part)
+                cut = _columns(codes, part, layout.slices)
+                _pack_run(shape, cut, start, stop, record[base : base + shape.nbytes])
+
+    def fill_biases(self, record: Bytes) -> None:
+        target, layout = self.target, self.coding.layout
+        assert target.gate_bias and target.up_bias and target.down_bias
+        blocks = (target.gate_bias, target.up_bias, target.down_bias)
+        gate, up, down = (vector(self._rows(block)) for block in blocks)
+        offset = layout.gate_up_bias_offset
+        for part in range(layout.slices):
+            cut = slice(part * layout.slice_width, (part + 1) * layout.slice_width)
+            bias = interleave((gate[cut, None], up[cut, None]), 0).reshape(-1).view(np.uint8)
+            record[offset : offset + bias.nbytes] = bias
+            offset += bias.nbytes
+        record[layout.down_bias_offset :][: down.nbytes] = down.view(np.uint8)
+
+    def _rows(self, block: SourceRows) -> BlockRows:
+        return BlockRows(self.source, block, self.guard)
 
 
 def _columns(codes: Codes, part: int, parts: int) -> Codes:
@@ -193,23 +206,6 @@ def _pack_run(shape: PackedShape, codes: Codes, start: int, stop: int, out: Byte
     part = PackedShape(shape.format, stop - start, shape.cols)
     offset = start // ROW_BLOCK * shape.block_bytes
     pack_into(part, codes, out[offset : offset + part.nbytes])
-
-
-def _fill_biases(
-    source: CheckpointSource, target: TargetExpert, layout: ExpertLayout, guard: ValueGuard, record: Bytes
-) -> None:
-    assert target.gate_bias and target.up_bias and target.down_bias
-    gate, up, down = (
-        vector(BlockRows(source, block, guard))
-        for block in (target.gate_bias, target.up_bias, target.down_bias)
-    )
-    offset = layout.gate_up_bias_offset
-    for part in range(layout.slices):
-        cut = slice(part * layout.slice_width, (part + 1) * layout.slice_width)
-        bias = interleave((gate[cut, None], up[cut, None]), 0).reshape(-1).view(np.uint8)
-        record[offset : offset + bias.nbytes] = bias
-        offset += bias.nbytes
-    record[layout.down_bias_offset :][: down.nbytes] = down.view(np.uint8)
 
 
 def vector(rows: Rows) -> NDArray[np.float32]:

@@ -55,8 +55,28 @@ def serve(tiny_store: Path) -> Iterator[Serve]:
 @pytest.fixture
 def script(tiny: Harness) -> Iterator[Script]:
     """Tells `tiny` what to answer; afterwards it answers by itself again."""
-    assert tiny.thread.model is not None
-    script = Script(tiny.thread.model)
+    yield from _scripted(tiny)
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    """The demo model with the module's TEMPLATE."""
+    file = tmp_path_factory.mktemp("template") / "t.jinja"
+    file.write_text(request.module.TEMPLATE)
+    harness = Harness(lambda: load(model_path("demo"), chat_template=file), warm_up=False)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def speaking(server: Harness) -> Iterator[Script]:
+    """Tells `server` what to answer."""
+    yield from _scripted(server)
+
+
+def _scripted(harness: Harness) -> Iterator[Script]:
+    assert harness.thread.model is not None
+    script = Script(harness.thread.model)
     yield script
-    tiny.idle()
+    harness.idle()
     script.stop()

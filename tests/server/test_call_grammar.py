@@ -11,14 +11,13 @@ import pytest
 from grammar_answers import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_checkpoint import SPECIAL, _tokenizer
+from tiny_checkpoint import marked_tokenizer
 
 from strata.errors import RequestError
 from strata.interfaces.grammar.compiler import GrammarCompiler, LlguidanceConstraint
 from strata.interfaces.grammar.source import Grammar
 from strata.interfaces.server.formats.answer_grammar import Calls, answer_source, free_source
 from strata.interfaces.server.formats.choose import AnswerFormat
-from strata.interfaces.tokenizer import Tokenizer
 
 PARAMETERS = {
     "type": "object",
@@ -41,14 +40,6 @@ TEMPLATES = {
 } | {"fenced": "<\uff5ctool\u2581sep\uff5c>```json", "unknown": "nothing", "unknown, thinks": "</think>"}
 
 
-def _with_tokens(markers: tuple[str, ...]) -> Tokenizer:
-    encoder = _tokenizer()
-    encoder.add_special_tokens([text for text in markers if text not in SPECIAL])
-    config = json.dumps({"eos_token": SPECIAL[2]}).encode()
-    files = {"tokenizer.json": encoder.to_str().encode(), "tokenizer_config.json": config}
-    return Tokenizer(files, where="test")
-
-
 @pytest.fixture(scope="module", params=[*TEMPLATES])
 def family(request: Any) -> AnswerFormat:
     return AnswerFormat(TEMPLATES[request.param])
@@ -59,7 +50,7 @@ def compiler(request: Any, family: AnswerFormat) -> GrammarCompiler:
     if request.param == "markers are text" and family.harmony:
         pytest.skip("gpt-oss ends its calls with a token that its tokenizer has")
     markers = family.markers if request.param == "markers are tokens" else ()
-    return GrammarCompiler(_with_tokens(markers))
+    return GrammarCompiler(marked_tokenizer(markers))
 
 
 def constraint(
@@ -129,7 +120,7 @@ def test_content_follows_its_schema_or_a_tool_is_called(
 
 def test_reasoning_is_free_and_the_answer_is_not() -> None:
     form = AnswerFormat("<think> </think>")
-    compiler = GrammarCompiler(_with_tokens(form.markers))
+    compiler = GrammarCompiler(marked_tokenizer(form.markers))
     encode = compiler._tokenizer.encode
     stop = min(compiler._tokenizer.stop_ids)
     thought = "<think>\nWell: {not json} \u00e9\n</think>\n\n"
@@ -146,7 +137,7 @@ def test_reasoning_is_free_and_the_answer_is_not() -> None:
 
 def test_gpt_oss_may_think_twice_before_it_answers() -> None:
     form = AnswerFormat("<|channel|>")
-    compiler = GrammarCompiler(_with_tokens(form.markers))
+    compiler = GrammarCompiler(marked_tokenizer(form.markers))
     thought = "<|channel|>analysis<|message|>Hm {.<|end|><|start|>assistant"
     following = constraint(compiler, form, "", Grammar(schema={"type": "integer"}), Calls(FUNCTIONS, False))
     for text in (

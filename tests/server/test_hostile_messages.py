@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_harness import Harness, Script, load
+from server_harness import Harness, Script
 
-from strata.interfaces.bundled import model_path
 from strata.interfaces.server.anthropic import schema as shapes
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -20,24 +18,6 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 ANYTHING = {"name": "note", "input_schema": {"type": "object"}}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    file = tmp_path_factory.mktemp("template") / "t.jinja"
-    file.write_text(TEMPLATE)
-    made = Harness(lambda: load(model_path("demo"), chat_template=file), warm_up=False)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def speaking(server: Harness) -> Iterator[Script]:
-    assert server.thread.model is not None
-    script = Script(server.thread.model)
-    yield script
-    server.idle()
-    script.stop()
 
 
 def ask(*content: Any, **changes: Any) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
-from server_harness import Harness, Reply, Script, Serve, load
+from server_harness import Harness, Reply, Script, Serve
 
-from strata.interfaces.bundled import model_path
 from strata.interfaces.server.anthropic import schema as shapes
 
 PATH = "/v1/messages"
@@ -33,24 +31,6 @@ KEYS = {
     "signature_delta": "signature",
 }
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    file = tmp_path_factory.mktemp("template") / "t.jinja"
-    file.write_text(TEMPLATE)
-    made = Harness(lambda: load(model_path("demo"), chat_template=file), warm_up=False)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def speaking(server: Harness) -> Iterator[Script]:
-    assert server.thread.model is not None
-    script = Script(server.thread.model)
-    yield script
-    server.idle()
-    script.stop()
 
 
 def ask(**changes: Any) -> dict[str, Any]:

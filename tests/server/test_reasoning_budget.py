@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +10,12 @@ import jsonschema
 import numpy as np
 import pytest
 from grammar_answers import written
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from server_harness import CHAT, Harness, load
-from tiny_checkpoint import SPECIAL, _tokenizer
+from server_harness import CHAT, Harness
+from tiny_checkpoint import marked_tokenizer
 
 from strata.core import Constraint
-from strata.interfaces.bundled import model_path
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.grammar.compiler import GrammarCompiler
 from strata.interfaces.grammar.source import Grammar
@@ -25,7 +23,6 @@ from strata.interfaces.models import LoadedModel
 from strata.interfaces.server.formats.answer_grammar import answer_source
 from strata.interfaces.server.formats.choose import AnswerFormat
 from strata.interfaces.server.reasoning_budget import reasoning_of, with_budget
-from strata.interfaces.tokenizer import Tokenizer
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -33,18 +30,11 @@ QWEN = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
+TEMPLATE = QWEN
 FORGETS = "{# <think> </think> #}{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
 HARMONY = (
     "{# <|channel|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{% endfor %}"
 )
-
-
-def _with_tokens(markers: tuple[str, ...]) -> Tokenizer:
-    encoder = _tokenizer()
-    encoder.add_special_tokens([text for text in markers if text not in SPECIAL])
-    config = json.dumps({"eos_token": SPECIAL[2]}).encode()
-    files = {"tokenizer.json": encoder.to_str().encode(), "tokenizer_config.json": config}
-    return Tokenizer(files, where="test")
 
 
 class Family:
@@ -52,7 +42,7 @@ class Family:
 
     def __init__(self, template: str, *, as_tokens: bool) -> None:
         self.form = AnswerFormat(template)
-        self.tokenizer = _with_tokens(self.form.markers if as_tokens else ())
+        self.tokenizer = marked_tokenizer(self.form.markers if as_tokens else ())
         self.chat = ChatFormat(self.tokenizer, template)
         engine = SimpleNamespace(options=SimpleNamespace(valid_tokens=self.tokenizer.vocab_size))
         self.model = cast(LoadedModel, SimpleNamespace(tokenizer=self.tokenizer, engine=engine))
@@ -82,6 +72,7 @@ def test_what_the_template_writes_behind_reasoning_ends_it(qwen: Family) -> None
     assert reasoning_of(AnswerFormat("x"), qwen.chat, "", tools=False) is None
 
 
+@example(seed=192, most=2, begun=True)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 20), most=st.integers(0, 12), begun=st.booleans())
 def test_whatever_a_model_wants_it_stops_thinking(qwen: Family, seed: int, most: int, begun: bool) -> None:
@@ -91,9 +82,10 @@ def test_whatever_a_model_wants_it_stops_thinking(qwen: Family, seed: int, most:
     text = written(qwen.tokenizer, following, seed, ("<think>", "\u00e9"))
     parser = qwen.form.parser(prompt, None)
     thoughts = "".join(part.reasoning for part in [*parser.add(text), *parser.finish()])
-    # A byte is a token; a marker is up to eight, and at most three bytes are awaited.
+    # A byte is a token, and so is a marker where the tokenizer knows it; a byte without its others is shown
+    # as one character. At most three bytes are awaited.
     sections = text.count("<think>") + begun
-    assert len(thoughts.encode()) <= most + 3 + 2 * sections
+    assert len(qwen.encode(thoughts.replace("\ufffd", "?"))) <= most + 3 + 2 * sections
 
 
 def test_the_ending_is_written_token_by_token_and_whole(qwen: Family) -> None:
@@ -157,15 +149,6 @@ def test_gpt_oss(tools: bool) -> None:
     for place in range(len(ids)):
         assert np.flatnonzero(following.allowed(answer + ids[:place])).tolist() == [ids[place]]
     assert following.allowed(answer + ids).all()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    file = tmp_path_factory.mktemp("template") / "t.jinja"
-    file.write_text(QWEN)
-    made = Harness(lambda: load(model_path("demo"), chat_template=file), warm_up=False)
-    yield made
-    made.close()
 
 
 def test_over_http(server: Harness) -> None:

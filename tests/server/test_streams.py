@@ -155,21 +155,12 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def tools_server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+def server(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     file = tmp_path_factory.mktemp("template") / "t.jinja"
     file.write_text(TEMPLATE)
-    server = Harness(lambda: load(tiny_store, chat_template=file, model_context=256), warm_up=False)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def speaking(tools_server: Harness) -> Iterator[Script]:
-    assert tools_server.thread.model is not None
-    script = Script(tools_server.thread.model)
-    yield script
-    tools_server.idle()
-    script.stop()
+    harness = Harness(lambda: load(tiny_store, chat_template=file, model_context=256), warm_up=False)
+    yield harness
+    harness.close()
 
 
 def message(server: Harness, **changes: Any) -> tuple[dict[str, Any], str]:
@@ -201,46 +192,46 @@ def message(server: Harness, **changes: Any) -> tuple[dict[str, Any], str]:
     return seen, reason
 
 
-def test_a_tool_is_called(tools_server: Harness, speaking: Script) -> None:
+def test_a_tool_is_called(server: Harness, speaking: Script) -> None:
     speaking.say("I add.\n" + CALL)
-    answer, reason = message(tools_server, tools=TOOLS)
+    answer, reason = message(server, tools=TOOLS)
     assert reason == "tool_calls" and answer["content"] == "I add."
     assert [call["function"] for call in answer["tool_calls"]] == [{"name": "add", "arguments": '{"a": 2}'}]
     speaking.say(CALL)
-    assert message(tools_server, tools=TOOLS)[0]["content"] is None
+    assert message(server, tools=TOOLS)[0]["content"] is None
 
 
-def test_one_call_at_a_time(tools_server: Harness, speaking: Script) -> None:
+def test_one_call_at_a_time(server: Harness, speaking: Script) -> None:
     speaking.say(CALL + "\n" + CALL)
-    assert len(message(tools_server, tools=TOOLS)[0]["tool_calls"]) == 2
-    answer, reason = message(tools_server, tools=TOOLS, parallel_tool_calls=False)
+    assert len(message(server, tools=TOOLS)[0]["tool_calls"]) == 2
+    answer, reason = message(server, tools=TOOLS, parallel_tool_calls=False)
     assert len(answer["tool_calls"]) == 1 and reason == "tool_calls"
 
 
-def test_tools_that_must_not_be_called(tools_server: Harness, speaking: Script) -> None:
+def test_tools_that_must_not_be_called(server: Harness, speaking: Script) -> None:
     """They are not even shown."""
     speaking.say(CALL)
-    answer, reason = message(tools_server, tools=TOOLS, tool_choice="none")
+    answer, reason = message(server, tools=TOOLS, tool_choice="none")
     assert answer["content"] == CALL and reason == "stop"
     counts = [
-        tools_server.post(CHAT, hello(tools=TOOLS, tool_choice=choice)).json["usage"]["prompt_tokens"]
+        server.post(CHAT, hello(tools=TOOLS, tool_choice=choice)).json["usage"]["prompt_tokens"]
         for choice in ("none", "auto")
     ]
-    assert counts[0] == tools_server.post(CHAT, hello()).json["usage"]["prompt_tokens"] < counts[1]
+    assert counts[0] == server.post(CHAT, hello()).json["usage"]["prompt_tokens"] < counts[1]
 
 
-def test_a_call_that_the_limit_cuts_off(tools_server: Harness, speaking: Script) -> None:
+def test_a_call_that_the_limit_cuts_off(server: Harness, speaking: Script) -> None:
     speaking.say(CALL)
-    reply = tools_server.post(CHAT, hello(tools=TOOLS, max_tokens=50)).json["choices"][0]
+    reply = server.post(CHAT, hello(tools=TOOLS, max_tokens=50)).json["choices"][0]
     assert reply["finish_reason"] == "length"
 
 
-def test_reasoning_is_apart(tools_server: Harness, speaking: Script) -> None:
+def test_reasoning_is_apart(server: Harness, speaking: Script) -> None:
     speaking.say("<think>\nHm.\n</think>\n\nYes.")
     expected = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
-    assert message(tools_server) == (expected, "stop")
+    assert message(server) == (expected, "stop")
     speaking.say("Hm.\n</think>\n\nYes.")
-    assert message(tools_server, chat_template_kwargs={"thinking": True}) == (expected, "stop")
+    assert message(server, chat_template_kwargs={"thinking": True}) == (expected, "stop")
 
 
 def test_an_agents_next_turn(cases: Path, tmp_path: Path) -> None:

@@ -89,21 +89,17 @@ def perplexity(
       strata eval perplexity demo --set kv.dtype=f32
       strata eval perplexity smollm2 --text notes.txt --window 1024 --json
     """
-    import json
-
     from strata.interfaces.evaluation import report
     from strata.interfaces.evaluation.measuring import measure_perplexity
     from strata.interfaces.evaluation.subject import Asked
     from strata.interfaces.evaluation.texts import Cut
-    from strata.interfaces.terminal import printable
+    from strata.interfaces.terminal import show
 
     subject = open_subject(Asked(model, settings, config_file), window)
     cut = read(text, subject, Cut(window, tokens, second_half))
     found = measure_perplexity(subject, cut)
-    if as_json:
-        click.echo(json.dumps(report.score_json(subject, cut, found), indent=2))
-    else:
-        click.echo(printable(report.describe_score(subject, cut, found)))
+    form: Callable[..., object] = report.score_json if as_json else report.describe_score
+    show(form(subject, cut, found))
 
 
 @command.command("compare")
@@ -142,12 +138,10 @@ def compare(
       strata eval compare smollm2 --set-a convert.shared=bf16 --set-b convert.shared=w4g64
       strata eval compare models/Qwen3-30B-A3B stores/qwen3-30b-w4 --record --json
     """
-    import json
-
     from strata.interfaces.evaluation import receipts, report
     from strata.interfaces.evaluation.measuring import measure_comparison
     from strata.interfaces.evaluation.texts import Cut
-    from strata.interfaces.terminal import note, printable
+    from strata.interfaces.terminal import note, show
 
     one, two = _open_both(model, other, (settings, settings_a, settings_b), config_file, window)
     cut = read(text, one, Cut(window, tokens, second_half))
@@ -156,10 +150,8 @@ def compare(
     found = measure_comparison(one, two, cut, samples)
     if keep:
         note(f"recorded in {receipts.record(found)}")
-    if as_json:
-        click.echo(json.dumps(report.comparison_json(found), indent=2))
-    else:
-        click.echo(printable(report.describe_comparison(found)))
+    form: Callable[..., object] = report.comparison_json if as_json else report.describe_comparison
+    show(form(found))
 
 
 def open_subject(asked: Asked, window: int, *, models: int = 1) -> Subject:
@@ -229,16 +221,13 @@ def layers(
       strata eval layers demo --set-a backend.activations=f32
       strata eval layers models/Qwen3-30B-A3B stores/qwen3-30b-w4 --json
     """
-    import json
-
     from strata.interfaces.evaluation import layers_report
     from strata.interfaces.evaluation.measuring import measure_layers
     from strata.interfaces.evaluation.texts import Cut
-    from strata.interfaces.terminal import printable
+    from strata.interfaces.terminal import show
 
     one, two = _open_both(model, other, (settings, settings_a, settings_b), config_file, tokens)
     cut = read(text, one, Cut(max(tokens, 3), max(tokens, 3)))
     errors = measure_layers(one, two, cut)
-    form = layers_report.layers_json if as_json else layers_report.describe_layers
-    shown = form((one.label, two.label), len(cut.windows[0]), errors)
-    click.echo(json.dumps(shown, indent=2) if as_json else printable(str(shown)))
+    form: Callable[..., object] = layers_report.layers_json if as_json else layers_report.describe_layers
+    show(form((one.label, two.label), len(cut.windows[0]), errors))

@@ -38,12 +38,10 @@ def kv(
       strata eval kv demo
       strata eval kv smollm2 --tokens 1600 --json
     """
-    import json
-
     from strata.interfaces.evaluation.kv import KvAsked, describe_kv, kv_json, measure_kv
     from strata.interfaces.evaluation.subject import Asked
-    from strata.interfaces.terminal import printable
+    from strata.interfaces.terminal import show
 
     asked = KvAsked(prompt, tokens, min(ends, tokens), seed)
     found = measure_kv(Asked(model, settings, config_file), asked)
-    click.echo(json.dumps(kv_json(found), indent=2) if as_json else printable(describe_kv(found)))
+    show(kv_json(found) if as_json else describe_kv(found))
