@@ -2,15 +2,20 @@
 
 For tests at full size: memory of a conversion, kill and resume, start-up time. One safetensors file per
 layer plus one for embeddings and head, BF16. Values repeat a block of 16 M normal numbers, so that
-gigabytes are written at disk speed; they mean nothing.
+gigabytes are written at disk speed; they mean nothing. With --real-experts N all but the first N experts of a
+layer are holes in the files: they read as zeros and take no room, so that a checkpoint larger than the disk
+can be tried.
 
     python scripts/make_random_checkpoint.py --config config.json --layers 4 --out /tmp/random-moe
+    python scripts/make_random_checkpoint.py --config config.json --real-experts 8 --out /tmp/sparse-moe
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +43,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="write only so many layers")
     parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files are copied along")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--real-experts", type=int, metavar="N", help="the others are holes [all are real]")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     config = json.loads(arguments.config.read_text())
@@ -45,14 +51,14 @@ def main() -> None:
         parser.error(f"{arguments.config}: model_type is {config.get('model_type')!r}, not 'qwen3_moe'")
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
-    write_checkpoint(arguments.out, config, arguments.seed)
+    write_checkpoint(arguments.out, config, arguments.seed, arguments.real_experts)
     for name in _TOKENIZER_FILES if arguments.tokenizer else ():
         if (arguments.tokenizer / name).exists():
             shutil.copy(arguments.tokenizer / name, arguments.out / name)
 
 
-def write_checkpoint(out: Path, config: dict[str, Any], seed: int) -> None:
-    """config.json, one safetensors file per group of tensors, and the index."""
+def write_checkpoint(out: Path, config: dict[str, Any], seed: int, real_experts: int | None = None) -> None:
+    """config.json, one safetensors file per group of tensors, and the index. real_experts: see above."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     pool = _pool(seed)
@@ -60,7 +66,7 @@ def write_checkpoint(out: Path, config: dict[str, Any], seed: int) -> None:
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(groups, start=1):
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        _write_file(out / file, tensors, pool, number)
+        _write_file(out / file, tensors, pool, number, real_experts)
         weight_map.update(dict.fromkeys(tensors, file))
     total = sum(2 * int(np.prod(shape)) for group in groups for shape in group.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -103,7 +109,9 @@ def _pool(seed: int) -> NDArray[np.uint16]:
     return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-def _write_file(path: Path, tensors: Tensors, pool: NDArray[np.uint16], seed: int) -> None:
+def _write_file(
+    path: Path, tensors: Tensors, pool: NDArray[np.uint16], seed: int, real_experts: int | None
+) -> None:
     header, offset = {}, 0
     for name, shape in tensors.items():
         end = offset + 2 * int(np.prod(shape))
@@ -115,8 +123,18 @@ def _write_file(path: Path, tensors: Tensors, pool: NDArray[np.uint16], seed: in
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in tensors.items():
+            if _is_hole(name, real_experts):
+                file.seek(2 * int(np.prod(shape)), os.SEEK_CUR)
+                continue
             for piece in _pieces(name, int(np.prod(shape)), pool, rng):
                 file.write(piece.data)
+        file.truncate()
+
+
+def _is_hole(name: str, real_experts: int | None) -> bool:
+    """Whether a tensor is of an expert that is not written."""
+    found = re.search(r"\.experts\.(\d+)\.", name)
+    return found is not None and real_experts is not None and int(found[1]) >= real_experts
 
 
 def _pieces(

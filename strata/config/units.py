@@ -44,6 +44,12 @@ def _unit_hint(number: str, unit: str) -> str:
     return f"has the unknown unit {unit!r}; known: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"
 
 
+def format_bytes(size: int) -> str:
+    """Bytes for people, exactly: "1.5 GiB (1,610,612,736 bytes)". Errors that set two numbers against each
+    other say both so: near each other they would read the same in the unit alone."""
+    return f"{size} bytes" if abs(size) < 1024 else f"{format_size(size)} ({size:,} bytes)"
+
+
 def format_size(size: int) -> str:
     """Bytes for people: the largest binary unit that keeps at least one whole digit, e.g. "1.5 GiB"."""
     value, unit = float(size), "B"

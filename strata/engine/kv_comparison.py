@@ -19,7 +19,8 @@ from strata.engine.perplexity import Comparison, Predictions, Score, compare, pr
 from strata.model.decoder import Decoder
 
 TRUTH: KvDtype = "bf16"
-_VARIANTS: tuple[KvDtype, ...] = (TRUTH, "f32", "int8t", "int8", "int8g128", "int8g64", "int8g32")
+VARIANTS: tuple[KvDtype, ...] = (TRUTH, "f32", "int8t", "int8", "int8g128", "int8g64", "int8g32")
+"""All ways to keep KV that are compared, the truth first."""
 _LARGEST_CODE = 127
 Steps = tuple[tuple[float, float], ...]
 
@@ -49,7 +50,7 @@ class KvResult:
 def kv_variants(spec: KvSpec) -> list[KvDtype]:
     """The ways to keep a model's KV that differ: a group as large as a head is the head's scale."""
     widest = max(spec.key_dim, spec.value_dim)
-    return [dtype for dtype in _VARIANTS if group_of(dtype) < widest]
+    return [dtype for dtype in VARIANTS if group_of(dtype) < widest]
 
 
 def compare_kv(decoder: Decoder, text: KvText, page_tokens: int = 32) -> list[KvResult]:

@@ -6,6 +6,7 @@ import importlib.resources
 import importlib.util
 from pathlib import Path
 
+import strata
 from strata.errors import IncompleteError
 from strata.store.manifest import MANIFEST
 
@@ -15,6 +16,11 @@ def model_path(asked: str) -> Path:
     if asked in ("demo", "demo-draft"):
         return _demo_store("draft" if asked == "demo-draft" else "moe")
     return _smollm2_file() if asked == "smollm2" else Path(asked)
+
+
+def in_package(path: Path) -> bool:
+    """Whether a store came with Strata: nothing writes to it, and its source did not come along."""
+    return Path(strata.__file__).resolve().parent in path.resolve().parents
 
 
 def _demo_store(name: str) -> Path:

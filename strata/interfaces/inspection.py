@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.config import format_size
+from strata.config import format_bytes
 from strata.errors import UsageError
+from strata.interfaces.bundled import in_package
 from strata.interfaces.importing import open_and_resolve
 from strata.interfaces.quality import UNMEASURED
 from strata.interfaces.quality import describe as quality_in_words
@@ -143,8 +144,15 @@ def _quality_lines(found: Inspection) -> list[str]:
     if found.receipts.reason:
         lines.append(f"               {found.receipts.reason}")
     if found.quality.endswith(UNMEASURED):
-        lines.append("               `strata eval compare SOURCE STORE --record` measures it")
+        lines.append(f"               {_MEASURE if not in_package(found.path) else _NO_SOURCE}")
     return lines
+
+
+_MEASURE = "`strata eval compare SOURCE STORE --record` measures it"
+_NO_SOURCE = (
+    "what it was made from is not in the package; the end of its training knew these formats\n"
+    "               (docs/demo-model.md has the losses of both)"
+)
 
 
 def _part_lines(summary: Summary | None) -> list[str]:
@@ -153,14 +161,9 @@ def _part_lines(summary: Summary | None) -> list[str]:
     lines = []
     for name, part in summary.parts.items():
         formats = ", ".join(sorted(part.formats, key=lambda key: -part.formats[key]))
-        lines.append(f"  {name:<12} {_bytes(part.bytes)}: {formats}")
+        lines.append(f"  {name:<12} {format_bytes(part.bytes)}: {formats}")
     smallest, largest = summary.expert_bytes
     if largest:
-        lines.append(
-            f"  one expert   {_bytes(smallest)}" + (f" to {_bytes(largest)}" if largest > smallest else "")
-        )
-    return [*lines, f"  together     {_bytes(summary.bytes)}"]
-
-
-def _bytes(size: int) -> str:
-    return f"{format_size(size)} ({size:,} bytes)"
+        most = f" to {format_bytes(largest)}" if largest > smallest else ""
+        lines.append(f"  one expert   {format_bytes(smallest)}{most}")
+    return [*lines, f"  together     {format_bytes(summary.bytes)}"]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.config.units import format_bytes, format_size
 from strata.core import ExpertId
 from strata.errors import CapacityError, WeightValueError
 from strata.plan.spec import ModelSpec
@@ -133,8 +134,8 @@ def spend(
     left = available - sum(offer.bytes for offer in chosen.values())
     if left < 0:
         raise CapacityError(
-            f"the smallest formats take {(budget or available) - left} bytes, the budget is "
-            f"{budget or available} ({fixed} of the former have a fixed format)",
+            f"the smallest formats take {format_bytes((budget or available) - left)}, the budget is "
+            f"{format_bytes(budget or available)} ({format_size(fixed)} of the former have a fixed format)",
             remedy="a larger --budget, or a smaller --head or --embed",
         )
     while (step := _best_step(offers, chosen, left)) is not None:

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from strata.config.units import format_bytes
 from strata.errors import CapacityError, StoreError
 from strata.store.journal import JOURNAL_BEGIN, Done, Journal
 from strata.store.manifest import MANIFEST, SHARED, FileRecord
@@ -83,7 +84,7 @@ def disk_errors(out: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(out.parent).free
             raise CapacityError(
-                f"{out}: the disk is full ({free} bytes available)",
+                f"{out}: the disk is full ({format_bytes(free)} available)",
                 remedy="free some space and run the same command again: it continues",
             ) from None
         raise StoreError(
@@ -102,7 +103,7 @@ def check_space(out: Path, shards: Iterable[ShardLayout]) -> None:
     free = shutil.disk_usage(out.parent).free
     if needed > free:
         raise CapacityError(
-            f"{out}: needs {needed} bytes, {free} bytes are available on its disk",
+            f"{out}: needs {format_bytes(needed)}, {format_bytes(free)} are available on its disk",
             remedy="free some space, choose another disk, or smaller formats (e.g. --experts w4g64)",
         )
 

@@ -131,7 +131,7 @@ def test_a_budget_chooses_formats_and_the_store_says_so(
     assert strata("calibrate", checkpoint, "--data", text, "--out", stats, "--no-moments").code == 0
     asked = ["convert", checkpoint, "--out", out, "--budget"]
     result = strata(*asked, "100KiB", "--stats", stats)
-    assert result.code == 1 and "the budget is 102400" in result.err
+    assert result.code == 1 and "the budget is 100 KiB (102,400 bytes)" in result.err
     assert strata(*asked, "1MiB").code == 2 and not out.exists()
     assert strata(*asked, "much", "--stats", stats).code == 2
     result = strata(*asked, "600KiB", "--stats", stats)

@@ -172,6 +172,11 @@ def test_the_demo_is_not_written_to(strata: Any, text: Path, tmp_path: Path) -> 
     assert result.code == 2 and "belongs to the package" in result.err
 
 
+def test_the_demo_says_where_its_losses_stand(strata: Any) -> None:
+    shown = strata("inspect", "demo").out
+    assert ": unmeasured" in shown and "docs/demo-model.md" in shown and "--record" not in shown
+
+
 def test_layers(strata: Any, text: Path) -> None:
     arguments = ["eval", "layers", "demo", "--set-a", "backend.activations=f32", "--text", str(text)]
     found = json.loads(strata(*arguments, "--tokens", 64, "--json").out)

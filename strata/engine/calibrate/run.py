@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from strata.config import format_bytes, format_size
 from strata.core import ExpertId
 from strata.engine.calibrate.accumulate import Accumulator
 from strata.engine.calibrate.layer import Pass, run_layer
@@ -102,8 +103,9 @@ def _check_space(out: Path, info: StatsInfo) -> None:
     needed, free = max(0, stats + states + _SPARE_BYTES - taken), shutil.disk_usage(out.parent).free
     if needed > free:
         raise CapacityError(
-            f"{out}: needs {needed} bytes ({stats} of statistics, {states} of hidden states for the while), "
-            f"{free} bytes are available on its disk",
+            f"{out}: needs {format_bytes(needed)} ({format_size(stats)} of statistics, "
+            f"{format_size(states)} of hidden states for the while), {format_bytes(free)} are "
+            "available on its disk",
             remedy="--no-moments, fewer --tokens, or another disk",
         )
 

@@ -11,7 +11,7 @@ import click
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @click.option("--tokens", type=click.IntRange(2), default=800, help="Written by the model. [800]")
 @click.option("--prompt", type=click.IntRange(3), default=64, help="Tokens given before. [64]")
-@click.option("--ends", type=click.IntRange(1), default=100, help="First and last ones looked at. [100]")
+@click.option("--ends", type=click.IntRange(1), default=100, help="First and last ones; half at most. [100]")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the text. [0]")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def kv(
@@ -42,6 +42,6 @@ def kv(
     from strata.interfaces.evaluation.subject import Asked
     from strata.interfaces.terminal import show
 
-    asked = KvAsked(prompt, tokens, min(ends, tokens), seed)
+    asked = KvAsked(prompt, tokens, min(ends, tokens // 2), seed)  # ends that do not overlap
     found = measure_kv(Asked(model, settings, config_file), asked)
     show(kv_json(found) if as_json else describe_kv(found))

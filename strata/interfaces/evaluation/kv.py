@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.core import Request, SamplingParams
-from strata.engine.kv_comparison import TRUTH, KvResult, KvText, compare_kv
+from strata.engine.kv_comparison import TRUTH, VARIANTS, KvResult, KvText, compare_kv
 from strata.engine.perplexity import Comparison
 from strata.errors import UsageError
 from strata.interfaces.evaluation.subject import Asked, Subject
@@ -33,10 +33,11 @@ class KvAsked:
 
 @dataclass(frozen=True)
 class KvCompared:
-    """What came of it. text: what the model wrote."""
+    """What came of it. head: elements of a key or value, the larger; text: what the model wrote."""
 
     label: str
     asked: KvAsked
+    head: int
     text: str
     results: list[KvResult]
 
@@ -58,7 +59,9 @@ def measure_kv(asked: Asked, how: KvAsked) -> KvCompared:
     prompt = read_text(PROSE, subject.tokenizer, Cut(how.prompt, how.prompt)).windows[0]
     written = _write(subject, prompt, how)
     results = compare_kv(subject.engine.decoder, KvText(prompt, written), subject.engine.options.page_tokens)
-    return KvCompared(asked.label, how, subject.tokenizer.decode(written, skip_special=False), results)
+    kv = subject.engine.kv
+    wrote = subject.tokenizer.decode(written, skip_special=False)
+    return KvCompared(asked.label, how, max(kv.key_dim, kv.value_dim), wrote, results)
 
 
 def _write(subject: Subject, prompt: tuple[int, ...], how: KvAsked) -> list[int]:
@@ -108,7 +111,14 @@ def describe_kv(found: KvCompared) -> str:
         f"{found.label}: {written} tokens written over {TRUTH} after {found.asked.prompt} of prompt "
         f"(seed {found.asked.seed}), perplexity {truth.perplexity:.4f} ± {truth.standard_error:.4f}"
     )
-    return "\n".join((intro, "", *_aligned(rows)))
+    return "\n".join((intro, "", *_aligned(rows), *_left_out(found)))
+
+
+def _left_out(found: KvCompared) -> list[str]:
+    """Groups that a head has no more than one of are the head's own scale."""
+    same = [dtype for dtype in VARIANTS if dtype not in {one.dtype for one in found.results}]
+    heads = f"heads have {found.head} elements"
+    return ["", f"{' and '.join(same)}: the same as int8, because {heads}"] if same else []
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

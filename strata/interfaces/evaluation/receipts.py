@@ -5,15 +5,13 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-import strata
 from strata.errors import UsageError
+from strata.interfaces.bundled import in_package
 from strata.interfaces.evaluation.measuring import Compared
 from strata.interfaces.evaluation.subject import Subject
 from strata.store.fingerprint import tool_name
 from strata.store.manifest import read_manifest
 from strata.store.receipts import Receipt, add_receipt, all_formats
-
-_PACKAGE = Path(strata.__file__).resolve().parent
 
 
 def check(one: Subject, two: Subject) -> None:
@@ -26,7 +24,7 @@ def check(one: Subject, two: Subject) -> None:
             )
     if one.path.resolve() == two.path.resolve():
         raise UsageError(f"A and B are the same store, {two.path}", remedy="name what it was made from as A")
-    if _PACKAGE in two.path.resolve().parents:
+    if in_package(two.path):
         raise UsageError(f"{two.path} belongs to the package and is not written to", remedy="copy it first")
 
 
