@@ -9,6 +9,7 @@ from typing import Any
 
 from strata.config import format_bytes
 from strata.errors import UsageError
+from strata.interfaces import activations
 from strata.interfaces.bundled import in_package
 from strata.interfaces.importing import open_and_resolve
 from strata.interfaces.quality import UNMEASURED
@@ -29,6 +30,7 @@ class Inspection:
     """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config".
 
     quality: of a store, what its formats cost, in words; receipts: as measured, oldest first.
+    smoothed: of a store, whether it was made for `backend.activations: int8_per_token`.
     notes: what of a checkpoint a conversion would leave out.
     """
 
@@ -40,6 +42,7 @@ class Inspection:
     quality: str = ""
     receipts: LoadedReceipts = NO_RECEIPTS
     notes: tuple[str, ...] = ()
+    smoothed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For --json: counts in parameters, sizes in bytes."""
@@ -66,7 +69,7 @@ class Inspection:
 
     def _quality_json(self) -> dict[str, Any]:
         found = [dataclasses.asdict(receipt) for receipt in self.receipts.receipts]
-        return {"quality": self.quality, "receipts": found}
+        return {"quality": self.quality, "receipts": found, "smoothed": self.smoothed}
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
@@ -97,7 +100,9 @@ def _inspect_store(path: Path) -> Inspection:
     manifest, receipts = read_manifest(path), read_receipts(path)
     quality = quality_in_words(manifest, receipts.receipts)
     summary = inspect_store(manifest)
-    return Inspection(path, "store", manifest.spec, count(manifest.spec), summary, quality, receipts)
+    made_for_tokens = activations.smoothed(manifest)
+    found = Inspection(path, "store", manifest.spec, count(manifest.spec), summary, quality, receipts)
+    return dataclasses.replace(found, smoothed=made_for_tokens)
 
 
 def bare_config(path: Path) -> Path | None:
@@ -134,7 +139,10 @@ def describe(found: Inspection) -> str:
     if spec.further:
         lines.append("  MTP head     predicts the token after the next; no model of its own")
     left_out = [f"  left out     {note}" for note in found.notes]
-    return "\n".join([*lines, *_part_lines(found.summary), *_quality_lines(found), *left_out])
+    lines += [*_part_lines(found.summary), *_quality_lines(found)]
+    if found.smoothed:
+        lines.append(f"  inputs       {activations.SMOOTHED}")
+    return "\n".join([*lines, *left_out])
 
 
 def _quality_lines(found: Inspection) -> list[str]:

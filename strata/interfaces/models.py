@@ -13,6 +13,7 @@ from strata.engine.engine import Engine
 from strata.engine.load import load_engine
 from strata.errors import ConfigError, ContextOverflowError
 from strata.hardware.profile import HardwareProfile
+from strata.interfaces import activations
 from strata.interfaces.chat_template import ChatFormat
 from strata.interfaces.detokenizer import Detokenizer, StopMatcher
 from strata.interfaces.grammar.compiler import GrammarCompiler
@@ -66,7 +67,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its text side. quality: what its formats cost, in words."""
+    """A model with its text side. quality: what its formats cost, inputs: what products read, in words."""
 
     name: str
     plan: Plan
@@ -74,6 +75,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     format: ChatFormat
     quality: str = ""
+    inputs: str = ""
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -160,7 +162,8 @@ def open_model(
         speculation=speculation_options(config, machine, tokenizer, progress),
     )
     name = engine.decoder.spec.name
-    return LoadedModel(name, plan, engine, tokenizer, format, quality_of(path))
+    inputs = activations.describe(config)
+    return LoadedModel(name, plan, engine, tokenizer, format, quality_of(path), inputs)
 
 
 def _template_source(setting: str) -> str | None:

@@ -38,7 +38,15 @@ def measured(receipt: Receipt) -> str:
 
 
 def methods(manifest: Manifest) -> str:
-    """How the codes were found, where it was not by plain rounding: "gptq", or "experts gptq, head awq"."""
+    """How the codes were found, where it was not by plain rounding: "gptq", or "experts gptq, head awq";
+
+    and what was said beside: "smooth, alpha 0.5, clip 99.9".
+    """
+    said = [f"{name} {manifest.options[name]:g}" for name in ("alpha", "clip") if manifest.options.get(name)]
+    return ", ".join(filter(None, [_methods_by_part(manifest), *said]))
+
+
+def _methods_by_part(manifest: Manifest) -> str:
     asked = manifest.options.get("methods", {})
     found = {part: name for part, name in asked.items() if name != "plain"} if isinstance(asked, dict) else {}
     names = set(found.values())

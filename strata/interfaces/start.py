@@ -8,12 +8,17 @@ from strata.plan.plan import Plan
 
 
 def announce(
-    plan: Plan, machine: HardwareProfile, kv_place: str, numa_place: str = "", quality: str = ""
+    plan: Plan,
+    machine: HardwareProfile,
+    kv_place: str,
+    numa_place: str = "",
+    quality: str = "",
+    inputs: str = "",
 ) -> None:
     """The plan's summary on stderr, where that is a terminal; scripts and pipes are left in peace.
 
     kv_place: what memory the KV cache became. numa_place: what is bound to which memory nodes, "" = nothing.
-    quality: what the model's formats cost, as it was measured.
+    quality: what the model's formats cost, as it was measured. inputs: what products read, if it is special.
     """
     if not watched():
         return
@@ -21,4 +26,5 @@ def announce(
 
     numa = f"\nnuma     {numa_place}" if numa_place else ""
     cost = f"\nquality  {quality}" if quality else ""
-    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}{cost}")
+    read = f"\ninputs   {inputs}" if inputs else ""
+    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}{cost}{read}")

@@ -25,7 +25,15 @@ from strata.store.planning import ConversionPlan, Planner
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
 from strata.store.stats_check import with_stats
 from strata.store.tasks import Bytes, Task
-from strata.store.writer import StoreWriter, beside, check_beside, check_space, disk_errors, remove_tree
+from strata.store.writer import (
+    StoreWriter,
+    beside,
+    check_beside,
+    check_output,
+    check_space,
+    disk_errors,
+    remove_tree,
+)
 
 Progress = Callable[[int, int, str], None]
 _RESERVED = (MANIFEST, SHARED)
@@ -77,7 +85,7 @@ def convert(
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(beside(out, ".lock")):
-            _check_output(out, options.force)
+            check_output(out, options.force)
             check_beside(out)
             check_space(out, manifest.shards())
             with _journal(out, key, options) as journal:
@@ -110,19 +118,6 @@ def _check_names(extra_files: Mapping[str, bytes]) -> None:
     for name in extra_files:
         if Path(name).name != name or name in _RESERVED or name.startswith("."):
             raise StoreError(f"{name!r} cannot be the name of a file beside the manifest")
-
-
-def _check_output(out: Path, force: bool) -> None:
-    """Refuse to touch what exists, unless `force` and it is a store or empty."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise StoreError(f"{out} exists and is no folder", remedy="choose another output")
-    empty = not any(out.iterdir())
-    if not empty and not (out / MANIFEST).is_file():
-        raise StoreError(f"{out} exists and is not a store; it is left alone", remedy="choose another output")
-    if not empty and not force:
-        raise StoreError(f"{out} exists already", remedy="--force replaces it once the new store is complete")
 
 
 def _journal(out: Path, key: dict[str, object], options: ConvertOptions) -> Journal:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strata.errors import UsageError
+from strata.store.clipping import check_clip
 from strata.store.formats import FORMATS, WeightFormat
 from strata.store.methods import METHODS, PLAIN, check_format, check_methods
 
@@ -29,7 +30,9 @@ class ConvertOptions:
     budget: where formats were chosen for a number of bytes: that number, and what each choice costs.
     methods: how parts are rounded, {"experts": "gptq"} (see methods.py; plain where not named); act_order:
     gptq takes the columns with the largest inputs first; alpha: of awq and smooth, instead of a search;
-    stats: the digest of the statistics that they use.
+    searched: what every alpha of a grid gave, where it was found by one.
+    stats: the digest of the statistics that they use. clip: rows of w8 are cut off above this percentile (see
+    clipping.py), except by gptq, which finds its own scales; None: nothing is.
     force replaces an existing store; threads (0: one per processor, 4 at most) changes nothing in the result.
     """
 
@@ -46,7 +49,9 @@ class ConvertOptions:
     methods: dict[str, str] = field(default_factory=dict)
     act_order: bool = True
     alpha: float | None = None
+    searched: dict[str, Any] = field(default_factory=dict)
     stats: str = ""
+    clip: float | None = None
     force: bool = False
     threads: int = 0
 
@@ -57,6 +62,7 @@ class ConvertOptions:
             _check_format(key, value)
             _parse_key(key)
         check_methods(self.methods)
+        check_clip(self.clip)
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise UsageError(
                 f"alpha is {self.alpha:g}", remedy="use 0 (only weights count) to 1 (only inputs)"
@@ -77,6 +83,10 @@ class ConvertOptions:
         """The method of a part; the embedding's is plain."""
         return self.methods.get(part, PLAIN)
 
+    def clips(self, part: str) -> bool:
+        """Whether the rounding of a part is clipped where it is in w8."""
+        return self.clip is not None and METHODS[self.method(part)].rounding != "gptq"
+
     @property
     def calibrated(self) -> bool:
         """Whether a part has a method that needs statistics."""
@@ -95,6 +105,10 @@ class ConvertOptions:
             del data["exact"]  # what was converted before there was a choice keeps its name
         if not self.budget:
             del data["budget"]
+        if not self.searched:
+            del data["searched"]
+        if self.clip is None:
+            del data["clip"]
         if not self.calibrated:
             for name in ("methods", "act_order", "alpha", "stats"):
                 del data[name]

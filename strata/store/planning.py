@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from strata.errors import FileFormatError, IncompleteError
+from strata.errors import FileFormatError, IncompleteError, UsageError
 from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.calibrated import Calibrated, Planned
 from strata.store.calibration import CalibrationStats
-from strata.store.formats import WeightFormat, expert_slices
+from strata.store.clipping import clipped, clipped_expert, is_w8
+from strata.store.formats import FORMATS, WeightFormat, expert_slices
 from strata.store.manifest import SHARED, LayerRecord, TensorRecord
 from strata.store.options import Choice, ConvertOptions, choose
 from strata.store.rows import BlockRows, ValueGuard, format_kept
@@ -25,7 +26,7 @@ from strata.store.source import (
 )
 from strata.store.stacking import target_rows
 from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task
-from strata.store.treatment import PLAIN
+from strata.store.treatment import PLAIN, PLAIN_EXPERT, ExpertTreatment
 
 _FLOAT_TYPES = {"bf16": {"BF16"}, "f16": {"F16"}, "F32": {"F32", "F16", "BF16"}, "BF16": {"BF16"}}
 
@@ -71,6 +72,7 @@ class Planner:
             plan.layers[layer] = self._layer(layer, found)
         if self._options.calibrated and self._stats is not None:
             self._calibrate(self._stats, plan, targets, experts)
+        self._check_clip(plan)
         plan.notes = [f"{note} ({n} times)" if n > 1 else note for note, n in self._notes.items()]
         return plan
 
@@ -96,16 +98,32 @@ class Planner:
             return plain_task(self._source, target, SHARED, record.format, allow_nan, scaling)
         how = self._calibrated.matrix(target.name) if self._calibrated else PLAIN
         kept, label = self._kept[target.name][0], _named(target.sources)
-        coding = Coding(record.packed_shape(), kept, label, how.rounding)
+        rounding = how.rounding
+        if self._options.clip is not None and self._options.clips(target.kind):
+            rounding = clipped(self._options.clip, rounding)
+        coding = Coding(record.packed_shape(), kept, label, rounding)
         return packed_task(self._source, target, SHARED, coding, allow_nan, how.scaling)
 
     def expert_task(self, target: TargetExpert, record: LayerRecord) -> Task:
         """The work of one expert."""
         coding = ExpertCoding(record.layout(), *self._kept[target.layer])
         file, allow_nan = names.expert_file(target.index), self._options.allow_nan
-        if self._calibrated is None:
-            return expert_task(self._source, target, file, coding, allow_nan)
-        return expert_task(self._source, target, file, coding, allow_nan, self._calibrated.expert)
+        treat: Callable[[TargetExpert], ExpertTreatment] = _plainly
+        if self._calibrated is not None:
+            treat = self._calibrated.expert
+        if self._options.clip is not None and self._options.clips("experts"):
+            treat = clipped_expert(self._options.clip, treat)
+        return expert_task(self._source, target, file, coding, allow_nan, treat)
+
+    def _check_clip(self, plan: ConversionPlan) -> None:
+        """UsageError where a percentile was asked for and nothing is in w8."""
+        formats = {record.format for record in plan.tensors.values() if not record.plain}
+        formats |= {fmt for record in plan.layers.values() for fmt in (record.gate_up, record.down)}
+        if self._options.clip is not None and not any(is_w8(FORMATS[name]) for name in formats):
+            raise UsageError(
+                f"clip is {self._options.clip:g}, and nothing is in w8: {', '.join(sorted(formats))}",
+                remedy="it is for w8; four-bit scales are searched for the least error",
+            )
 
     def _tensor(self, target: TargetTensor) -> TensorRecord:
         guard = ValueGuard(allow_nan=True)
@@ -210,6 +228,10 @@ class Planner:
                 f"configuration, its source {_named(target.sources)} has {found}",
                 remedy="the configuration does not fit these weights: wrong or damaged config.json?",
             )
+
+
+def _plainly(target: TargetExpert) -> ExpertTreatment:
+    return PLAIN_EXPERT
 
 
 def _named(blocks: Sequence[SourceRows]) -> str:

@@ -43,7 +43,7 @@ def quantize(values: Floats, fmt: WeightFormat, name: str, first_row: int = 0) -
     if fmt.values == "f16":
         return Codes(values.astype(np.float16).view(np.uint16))
     if fmt.group == 0:
-        return _per_row_int8(values)
+        return per_row_int8(values, np.abs(values).max(axis=1, initial=0.0))
     return _by_groups(values, fmt)
 
 
@@ -103,9 +103,11 @@ def check_range(values: Floats, fmt: WeightFormat, name: str, first_row: int) ->
     )
 
 
-def _per_row_int8(values: Floats) -> Codes:
-    """w8: one f32 scale per row. Scales below the smallest normal number are raised to it."""
-    top = np.abs(values).max(axis=1, initial=0.0)
+def per_row_int8(values: Floats, top: Floats) -> Codes:
+    """w8: one f32 scale per row, whose 127th step is `top` `[rows]`; what is larger is cut off.
+
+    Scales below the smallest normal number are raised to it.
+    """
     scales = np.where(top > 0, np.maximum(top / np.float32(127), np.float32(_F32_TINY)), 0).astype(np.float32)
     codes = np.rint(values * _inverse(scales)[:, None])
     np.clip(codes, -127, 127, out=codes)

@@ -39,6 +39,19 @@ def beside(out: Path, suffix: str) -> Path:
     return out.parent / (out.name + suffix)
 
 
+def check_output(out: Path, force: bool) -> None:
+    """Refuse to touch what exists, unless `force` and it is a store or empty."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise StoreError(f"{out} exists and is no folder", remedy="choose another output")
+    empty = not any(out.iterdir())
+    if not empty and not (out / MANIFEST).is_file():
+        raise StoreError(f"{out} exists and is not a store; it is left alone", remedy="choose another output")
+    if not empty and not force:
+        raise StoreError(f"{out} exists already", remedy="--force replaces it once the new store is complete")
+
+
 def check_beside(out: Path) -> None:
     """StoreError for anything that has a conversion's name but that none made: it would be overwritten."""
     partial, replaced, journal = (beside(out, suffix) for suffix in (".partial", ".replaced", ".journal"))

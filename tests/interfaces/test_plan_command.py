@@ -193,8 +193,9 @@ def test_only_a_terminal_is_told(
     start.announce(plan, machine, "1 MiB in plain pages")
     out, err = capsys.readouterr()
     assert out == "" and err.strip() == summary(plan, machine) + "\nkv       1 MiB in plain pages"
-    start.announce(plan, machine, "1 MiB", quality="w4g64: unmeasured")
-    assert capsys.readouterr().err.endswith("\nkv       1 MiB\nquality  w4g64: unmeasured\n")
+    start.announce(plan, machine, "1 MiB", quality="w4g64: unmeasured", inputs="f32")
+    shown = capsys.readouterr().err
+    assert shown.endswith("\nkv       1 MiB\nquality  w4g64: unmeasured\ninputs   f32\n")
 
 
 def test_a_run_refuses_experts_that_fit_once_and_were_asked_for_twice(store: Path) -> None:

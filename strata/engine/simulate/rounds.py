@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core import PAGE_TOKENS
 from strata.engine.simulate.routes import HabitRoutes, habits
 from strata.engine.simulate.server import Load, Served, Simulator, Speculation
 from strata.errors import CapacityError
@@ -151,7 +150,7 @@ def field_model(setup: Setup) -> Footprint:
         slices=2,
         attention=Attention((0,) * a.layers, 2 * a.heads * a.head_dim, new),
         kv_dtype=setup.kv,
-        page_tokens=PAGE_TOKENS,
+        page_tokens=32,
         activation_bytes=4 * 4 * a.hidden,
     )
 

@@ -119,9 +119,11 @@ class Speculator:
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """The step is over. kept: rows of each work that were no rejected draft."""
         end = self._clock()
-        if not any(work.is_prefill for work in works):
+        prompts = [work.request for work in works if work.is_prefill]
+        if not prompts:
             self._account(works, kept, end)
-        self.proposer.follow(works, kept)
+        # A request may end with its first token: it is forgotten already, and nobody would free its pages.
+        self.proposer.follow([request for request in prompts if request.finish_reason is None])
         self.figures.draft_seconds += self._clock() - end
 
     def forget(self, request_id: str) -> None:

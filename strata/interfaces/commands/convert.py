@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.store.options import ConvertOptions
 
 _FORMAT = "FORMAT"
+_GRID = "perplexity"
 
 
 @click.command("convert")
@@ -36,7 +37,13 @@ _FORMAT = "FORMAT"
 )
 @click.option("--stats", metavar="STATS", help="What `strata calibrate` found; for --method and --budget.")
 @click.option("--act-order/--no-act-order", default=True, help="gptq: largest inputs first (default).")
-@click.option("--alpha", type=float, metavar="A", help="awq, smooth: 0 to 1, instead of a search per place.")
+@click.option(
+    "--alpha", metavar="A", help="awq, smooth: 0 to 1, or perplexity: the best of a grid. [per place]"
+)
+@click.option(
+    "--data", multiple=True, metavar="FILE", help="Text for --alpha perplexity. [calibrate's mixture]"
+)
+@click.option("--clip", type=float, metavar="PERCENT", help="w8: cut rows off above this percentile: 99.9.")
 @click.option("--budget", metavar="SIZE", help="E.g. 60GiB: choose the formats of auto parts by STATS.")
 @click.option("--further", is_flag=True, help="Only the layer that predicts further tokens (MTP).")
 @click.option("--requantize", is_flag=True, help="With auto: do not keep the source's own quantization.")
@@ -55,7 +62,9 @@ def command(
     method: str | None,
     stats: str | None,
     act_order: bool,
-    alpha: float | None,
+    alpha: str | None,
+    data: tuple[str, ...],
+    clip: float | None,
     budget: str | None,
     further: bool,
     requantize: bool,
@@ -77,6 +86,7 @@ def command(
       strata convert models/Qwen3-30B-A3B --out stores/best --budget 20GiB --stats qwen3.stats
       strata convert models/GLM-4.5-Air --further --out stores/glm-4.5-air-mtp
       strata convert models/Qwen3-30B-A3B --out stores/better --method gptq --stats qwen3.stats
+      strata convert SRC --out stores/w8a8 --experts w8 --method smooth --alpha perplexity --stats STATS
       strata convert models/Qwen3-30B-A3B --out stores/careful --experts bf16 --shared w4g128
     """
     from strata.store.methods import parse_methods
@@ -93,10 +103,14 @@ def command(
         overrides=_layer_formats(layers),
         methods=parse_methods(method) if method else {},
         act_order=act_order,
-        alpha=alpha,
+        alpha=None if alpha == _GRID else _number(alpha),
+        clip=clip,
         force=force,
     )
-    report = _convert(source, Path(out), options, budget, stats, further)
+    if alpha == _GRID:
+        report = _convert_best(source, Path(out), options, stats, data, alone=budget is None and not further)
+    else:
+        report = _convert(source, Path(out), options, budget, stats, further)
     if as_json:
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
@@ -120,6 +134,41 @@ def _convert(
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise
+
+
+def _number(alpha: str | None) -> float | None:
+    try:
+        return None if alpha is None else float(alpha)
+    except ValueError:
+        raise UsageError(
+            f"--alpha {alpha!r} is neither a number nor {_GRID}", remedy="e.g. --alpha 0.5"
+        ) from None
+
+
+def _convert_best(
+    source: str, out: Path, options: ConvertOptions, stats: str | None, data: tuple[str, ...], *, alone: bool
+) -> ConvertReport:
+    """With the alpha of the least perplexity. alone: no other option wants to choose something as well."""
+    from strata.interfaces.alpha_search import Search
+    from strata.interfaces.bundled import model_path
+    from strata.interfaces.calibration import default_texts, read_texts
+    from strata.interfaces.terminal import note
+    from strata.store.calibration import CalibrationStats
+
+    if not alone or stats is None:
+        raise UsageError(
+            f"--alpha {_GRID} needs --stats, and goes neither with --budget nor with --further",
+            remedy="make statistics with `strata calibrate SRC --out STATS`; name the formats yourself",
+        )
+    texts = read_texts([Path(name) for name in data]) if data else default_texts()
+    search = Search(model_path(source), out, options, CalibrationStats(Path(stats)), texts)
+    try:
+        report = _convert(source, out, search.best(), None, stats, further=False)
+    except KeyboardInterrupt:
+        note("the same command goes on with the alphas that are left")
+        raise
+    search.forget()
+    return report
 
 
 def _within(budget: str, stats: str | None) -> Refine:

@@ -179,7 +179,7 @@ def _run(config: Config, prompt: str | None, form: _Form, timeline: Path | None,
     machine = with_device(remembered_machine(), config)
     model = open_model(config, machine)
     if not form.as_json:
-        announce(model.plan, machine, model.kv_place, model.numa_place, model.quality)
+        announce(model.plan, machine, model.kv_place, model.numa_place, model.quality, model.inputs)
     session = Session(model, config, raw=form.raw, grammar=grammar)
     with recording(model.engine, model.plan, Files(timeline, trace)):
         return _talk(session, config, prompt, form.as_json)

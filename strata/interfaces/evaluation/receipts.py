@@ -53,7 +53,7 @@ def _receipt(found: Compared) -> Receipt:
         window=text.cut.window,
         second_half=text.cut.second_half,
         kv=one.kv_dtype,
-        activations=one.config.backend.activations,
+        activations=found.other.activations,
         perplexity=figures.score.perplexity,
         reference_perplexity=figures.reference.perplexity,
         change=figures.change,

@@ -86,6 +86,7 @@ def _subject_json(subject: Subject, score: Score) -> dict[str, Any]:
         "model": subject.label,
         "store": str(subject.path),
         "kv_dtype": subject.kv_dtype,
+        "activations": subject.activations,
         "perplexity": score.perplexity,
         "perplexity_error": score.standard_error,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from strata.backends.base import KvDtype
+from strata.backends.base import Activations, KvDtype
 from strata.config import Config, Override, load_config
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
@@ -90,6 +90,11 @@ class Subject:
     def kv_dtype(self) -> KvDtype:
         """What the KV cache holds."""
         return self.engine.options.kv_dtype
+
+    @property
+    def activations(self) -> Activations:
+        """What products read."""
+        return self.config.backend.activations
 
     def predictions(self, windows: Sequence[Sequence[int]], *, second_half: bool) -> Iterator[Predictions]:
         """See `perplexity.predictions`; no request may run meanwhile, whose pages would be overwritten.
