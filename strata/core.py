@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_DRAFTED = 16
 """Proposed tokens of one request in a step, at most: speculative decoding verifies that many at once."""
+PAGE_TOKENS = 32
+"""Tokens of a KV page, unless kv.page_tokens asks for others."""
 
 
 class ExpertId(NamedTuple):
@@ -175,6 +177,12 @@ class Batch:
     positions: IntArray
     sequences: tuple[Sequence, ...]
     logit_rows: IntArray
+
+    @classmethod
+    def single(cls, token_ids: IntArray, positions: IntArray, pages: IntArray, logit_rows: IntArray) -> Batch:
+        """Consecutive tokens of one request, at least one."""
+        part = Sequence(0, len(token_ids), int(positions[0]), pages)
+        return cls(token_ids, positions, (part,), logit_rows)
 
     @property
     def rows(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from strata.core import Request
+from strata.engine.scheduler import Work
 from strata.engine.speculative.proposer import Ask, Proposal
 
 
@@ -25,7 +25,7 @@ class Told:
         right = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(self.vocab) if self.random.random() < self.lies else t for t in right]
 
-    def follow(self, requests: Sequence[Request]) -> None: ...
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None: ...
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strata import core
 from strata.backends.base import KvSpec
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix, PackedOnDevice
 from strata.backends.hybrid.kernel_set import ExpertGroup, KvPlaces, NormOf, RouterOnDevice, SumInto
 from strata.backends.parts import AttentionCall, Gating
 from strata.core import Batch
-from strata.core import Sequence as Tokens
 from strata.device.base import Buffer, Device, Launch
 from strata.memory.regions import Arena
 from strata.plan.activations import TICKETS
@@ -107,14 +107,12 @@ class Bench:
 
     def attention(self, dtype: Any, heads: int, kv_heads: int, dim: int, depth: int) -> LaunchSet:
         """One decoding token that sees `depth` others: append, attend."""
-        spec = KvSpec(1, kv_heads, dim, dim, 32, dtype)
+        spec = KvSpec(1, kv_heads, dim, dim, core.PAGE_TOKENS, dtype)
         pages = -(-(depth + 1) // spec.page_tokens)
         q, k, v = (self._matrix(1, n * dim) for n in (heads, kv_heads, kv_heads))
         out, call = self._matrix(1, heads * dim), AttentionCall(0, heads, dim**-0.5)
         table = np.arange(pages, dtype=np.int32)
-        batch = Batch(
-            np.zeros(1, np.int32), np.array([depth], np.int32), (Tokens(0, 1, depth, table),), table[:1]
-        )
+        batch = Batch.single(np.zeros(1, np.int32), np.array([depth], np.int32), table, table[:1])
         made = []
         for whole in self._copies(pages * spec.layer_bytes):
             cache = _Pages(spec, whole)
@@ -154,7 +152,7 @@ class _Pages:
         size = self.spec.layer_bytes
         return np.array([self._whole.address + i * size for i in range(self._count)], np.uint64)
 
-    def blocks(self, layer: int, sequence: Tokens) -> list[Buffer]:
+    def blocks(self, layer: int, sequence: core.Sequence) -> list[Buffer]:
         """All of them."""
         size = self.spec.layer_bytes
         return [self._whole.slice(i * size, size) for i in range(self._count)]

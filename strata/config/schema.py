@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strata.config.kinds import Boolean, Choice, Integer, Kind, Location, NodesOr, Number, Size, Text, Texts
-from strata.core import MOST_DRAFTED, SamplingParams
+from strata.core import MOST_DRAFTED, PAGE_TOKENS, SamplingParams
 
 BUNDLED_MODELS = ("demo", "demo-draft", "smollm2")
 
@@ -59,7 +59,7 @@ class KvConfig:
     """
 
     dtype: Literal["int8", "int8g128", "int8g64", "int8g32", "bf16", "f32"] = "int8"
-    page_tokens: int = 32
+    page_tokens: int = PAGE_TOKENS
     size: int | None = None
     tier: Literal["auto", "device", "host"] = "auto"
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from strata.backends.parts import Array, RoutedFfn
 from strata.core import Batch
-from strata.core import Sequence as Rows
 from strata.engine.engine import Engine
 
 F32 = NDArray[np.float32]
@@ -146,7 +145,7 @@ def _batch(tokens: Sequence[int], engine: Engine) -> Batch:
     ids = np.asarray(tokens, dtype=np.int32)
     pages = np.arange(-(-len(ids) // engine.options.page_tokens), dtype=np.int32)
     rows = np.arange(len(ids), dtype=np.int32)
-    return Batch(ids, rows, (Rows(0, len(ids), 0, pages),), rows[:0])
+    return Batch.single(ids, rows, pages, rows[:0])
 
 
 def _errors(layer: int, expected: _Seen, found: _Seen, own: float | None) -> LayerErrors:

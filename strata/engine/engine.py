@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvDtype, KvSpec, Verified
-from strata.core import FinishReason, Request, TokenLogprob
+from strata.core import PAGE_TOKENS, FinishReason, Request, TokenLogprob
 from strata.engine.best_rows import BestRow, Row, Rows
 from strata.engine.executor import Executor
 from strata.engine.logit_reader import Need, Needs
@@ -45,7 +45,7 @@ class EngineOptions:
     context: int
     pages: int
     valid_tokens: int
-    page_tokens: int = 32
+    page_tokens: int = PAGE_TOKENS
     kv_dtype: KvDtype = "int8"
     chunk: int = 512
     max_running: int = MAX_RUNNING

@@ -12,7 +12,7 @@ from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.options import HybridOptions
-from strata.core import Batch, Sequence
+from strata.core import Batch
 from strata.device.base import Device
 from strata.device.counting import CountingDevice
 from strata.device.emulated import EmulatedDevice
@@ -90,8 +90,8 @@ def _require_kernels(
     decoder, cache = Decoder(spec, store, backend), backend.kv_cache(kv, len(pages))
     for start, count in ((0, rows), (rows, 1)):
         positions = np.arange(start, start + count, dtype=np.int32)
-        sequence, wanted = Sequence(0, count, start, pages), np.array([count - 1], np.int32)
-        decoder.forward(Batch(np.zeros(count, np.int32), positions, (sequence,), wanted), cache)
+        tokens, wanted = np.zeros(count, np.int32), np.array([count - 1], np.int32)
+        decoder.forward(Batch.single(tokens, positions, pages, wanted), cache)
 
 
 def _open_device(run: DeviceRun, cpu: CpuBackend, spec: ModelSpec) -> tuple[Device, KernelSet]:

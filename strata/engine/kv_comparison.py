@@ -53,7 +53,7 @@ def kv_variants(spec: KvSpec) -> list[KvDtype]:
     return [dtype for dtype in VARIANTS if group_of(dtype) < widest]
 
 
-def compare_kv(decoder: Decoder, text: KvText, page_tokens: int = 32) -> list[KvResult]:
+def compare_kv(decoder: Decoder, text: KvText, page_tokens: int) -> list[KvResult]:
     """Every variant beside BF16. The decoder's backend is the `cpu`."""
     truth = KvSpec.of(decoder.spec, page_tokens, TRUTH)
     steps = tensor_steps(decoder, text.prompt, page_tokens)
@@ -71,7 +71,7 @@ def compare_kv(decoder: Decoder, text: KvText, page_tokens: int = 32) -> list[Kv
     ]
 
 
-def tensor_steps(decoder: Decoder, prompt: Sequence[int], page_tokens: int = 32) -> Steps:
+def tensor_steps(decoder: Decoder, prompt: Sequence[int], page_tokens: int) -> Steps:
     """The scales of int8t: per layer, the largest key and value element of the prompt over 127.
 
     Fixed from then on, as a calibrated scale is: what is larger later will be clipped.

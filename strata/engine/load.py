@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from strata.backends.base import Activations, Backend, KvDtype, KvSpec
+from strata.core import PAGE_TOKENS
 from strata.device.base import Device
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
@@ -43,7 +44,7 @@ def plan_store(
     options: PlanOptions = _DEFAULTS,
     *,
     kv_dtype: KvDtype = "int8",
-    page_tokens: int = 32,
+    page_tokens: int = PAGE_TOKENS,
 ) -> Plan:
     """What running a store on a machine takes. Raises StoreError and what `make_plan` raises."""
     contents = contents_of_store(read_manifest(Path(store_path)))

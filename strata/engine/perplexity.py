@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.backends.base import KvDtype, KvSpec
-from strata.core import Batch
-from strata.core import Sequence as Rows
+from strata.core import PAGE_TOKENS, Batch
 from strata.model.decoder import Decoder
 
 CHUNK = 128
@@ -104,7 +103,7 @@ def predictions(
     kv_dtype: KvDtype,
     *,
     chunk: int = CHUNK,
-    page_tokens: int = 32,
+    page_tokens: int = PAGE_TOKENS,
     cache: Any = None,
     second_half: bool = False,
 ) -> Iterator[Predictions]:
@@ -125,7 +124,7 @@ def predictions(
             part = tokens[start : min(start + chunk, len(tokens) - 1)]
             rows = np.arange(len(part), dtype=np.int32)
             wanted = rows[max(0, first - start) :]
-            batch = Batch(part, rows + np.int32(start), (Rows(0, len(part), start, pages),), wanted)
+            batch = Batch.single(part, rows + np.int32(start), pages, wanted)
             found = decoder.forward(batch, cache)
             if found is not None:
                 # A copy, because callers keep several: the decoder's own are overwritten by the next pass.

@@ -42,23 +42,23 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextFile:
     """A calibration text as it was read."""
 
     name: str
     data: bytes
 
 
-def default_texts() -> list[Text]:
+def default_texts() -> list[TextFile]:
     """The texts of the package: code, dialogue, prose, summaries, several languages."""
     folder = files("strata.interfaces") / "calibration_text"
     found = [
-        Text(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.name.endswith(".txt")
+        TextFile(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.name.endswith(".txt")
     ]
     return sorted(found, key=lambda text: text.name)
 
 
-def read_texts(paths: Sequence[Path]) -> list[Text]:
+def read_texts(paths: Sequence[Path]) -> list[TextFile]:
     """The user's own; UsageError for what is too large to be tokenized at once."""
     found = []
     for path in paths:
@@ -66,12 +66,16 @@ def read_texts(paths: Sequence[Path]) -> list[Text]:
             raise UsageError(f"{path} is no file", remedy="--data takes text files in UTF-8")
         if path.stat().st_size > _MAX_TEXT_BYTES:
             raise UsageError(f"{path}: {path.stat().st_size} bytes, at most {_MAX_TEXT_BYTES} are read")
-        found.append(Text(path.name, path.read_bytes()))
+        found.append(TextFile(path.name, path.read_bytes()))
     return found
 
 
 def calibrate_model(
-    path: Path, texts: Sequence[Text], out: Path, options: CalibrateOptions, progress: Progress | None = None
+    path: Path,
+    texts: Sequence[TextFile],
+    out: Path,
+    options: CalibrateOptions,
+    progress: Progress | None = None,
 ) -> CalibrationReport:
     """Of a store, a Hugging Face directory or a GGUF file. Raises what opening it and `calibrate` raise."""
     spec, store, tokenizer = open_weights(path)
@@ -118,7 +122,7 @@ def open_weights(path: Path) -> tuple[ModelSpec, WeightStore, Tokenizer]:
 
 
 def cut(
-    tokenizer: Tokenizer, texts: Sequence[Text], window: int, limit: int | None
+    tokenizer: Tokenizer, texts: Sequence[TextFile], window: int, limit: int | None
 ) -> tuple[list[list[int]], list[DataFile]]:
     """Windows of token ids, each of one text, with BOS where the model expects it, and what came from where.
 
@@ -139,7 +143,7 @@ def cut(
     return [ids for _, ids in found], data
 
 
-def _windows(tokenizer: Tokenizer, text: Text, window: int) -> list[list[int]]:
+def _windows(tokenizer: Tokenizer, text: TextFile, window: int) -> list[list[int]]:
     try:
         ids = tokenizer.encode(text.data.decode("utf-8"))
     except UnicodeDecodeError as error:

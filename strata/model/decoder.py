@@ -23,8 +23,9 @@ class Decoder:
     """A model with its weights' handles. Handles are made here; weights are touched when first needed.
 
     routes: what the routers chose in the latest forward pass. windows: how many layers see a window of so
-    many tokens (0: all). shared_bytes: weights that every forward
-    pass reads, routed experts apart; expert_bytes: bytes of one expert, by layer.
+    many tokens (0: all). shared_bytes: weights that every forward pass reads, routed experts apart;
+    expert_bytes: bytes of one expert, by layer. keeps_hidden: whether a pass leaves `hidden`, the state of
+    every row after the final norm, f32 `[rows, hidden]`.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Decoder:
         self.final_norm = weights.norm(names.FINAL_NORM, spec.hidden, spec.norm_eps, scale=spec.logit_scale)
         self.layers = tuple(load_layer(spec, weights.layer(index), index) for index in range(spec.layers))
         self.routes = Routes({}, {})
+        self.keeps_hidden = False
+        self.hidden: Array | None = None
         self.expert_bytes = {
             index: store.expert_layout(index).payload_bytes
             for index in range(spec.layers)
@@ -70,6 +73,8 @@ class Decoder:
         ops = self.backend
         residual = ops.embedding(self.embed, batch.token_ids, self.spec.embedding_scale)
         self.routes = ops.run_layers(residual, self.layers, cache, batch)
+        if self.keeps_hidden:
+            self.hidden = ops.rms_norm(residual, self.final_norm.weight, self.final_norm.eps)
         if len(batch.logit_rows) == 0:
             return None
         return ops.logits(residual, batch.logit_rows, self.final_norm, self.head)

@@ -164,9 +164,15 @@ def read_manifest(store: Path) -> Manifest:
             raise StoreError(f"{path}: {size} bytes, a manifest has at most {_MAX_BYTES}", remedy=_REMEDY)
         return Manifest.from_bytes(text, str(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"{store} is no store: {path} is missing", remedy=_missing_remedy(store)) from None
+        raise StoreError(f"{store} is no store: {_missing(store)}", remedy=_missing_remedy(store)) from None
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}", remedy=remedy_of(error)) from None
+
+
+def _missing(store: Path) -> str:
+    if store.is_dir():
+        return f"it holds no {MANIFEST}"
+    return "it is a file, and a store is a folder" if store.exists() else "there is no such folder"
 
 
 def _missing_remedy(store: Path) -> str:

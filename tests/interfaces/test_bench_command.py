@@ -108,7 +108,7 @@ def test_ops(capfd: Any, store: Path) -> None:
 
 
 def test_cases_beyond_the_context_are_left_out(capfd: Any, store: Path) -> None:
-    code, out, err = bench(capfd, store, "-p", "0", "-n", "1", "-s", "1", "-r", "1")
+    code, out, err = bench(capfd, store, "-p", "0", "-n", "1", "-d", "0,4096", "-r", "1")
     assert code == 0 and "tg1 " in out
     assert f"tg1 @ d4096 is left out: the model's context is {CONTEXT} tokens" in err
     code, out, err = bench(capfd, store, "-p", "9999", "-n", "0")

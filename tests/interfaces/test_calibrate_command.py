@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strata.errors import UsageError
-from strata.interfaces.calibration import Text, cut, default_texts
+from strata.interfaces.calibration import TextFile, cut, default_texts
 from strata.interfaces.evaluation.texts import PROSE
 from strata.store.calibration import CalibrationStats
 
@@ -92,14 +92,14 @@ def test_what_cannot_be_is_said(
 def test_empty_texts_and_other_encodings_are_refused() -> None:
     tokenizer: Any = SimpleNamespace(encode=list, add_bos=False, bos_id=None)
     with pytest.raises(UsageError, match="are empty"):
-        cut(tokenizer, [Text("a", b"")], 8, None)
+        cut(tokenizer, [TextFile("a", b"")], 8, None)
     with pytest.raises(UsageError, match="a is not UTF-8"):
-        cut(tokenizer, [Text("a", b"\xff")], 8, None)
+        cut(tokenizer, [TextFile("a", b"\xff")], 8, None)
 
 
 def test_windows_begin_with_bos_and_come_evenly_from_all_texts() -> None:
     tokenizer: Any = SimpleNamespace(encode=lambda text: [ord(c) for c in text], add_bos=True, bos_id=1)
-    texts = [Text("a", b"a" * 70), Text("b", b"b" * 21)]
+    texts = [TextFile("a", b"a" * 70), TextFile("b", b"b" * 21)]
     windows, data = cut(tokenizer, texts, 8, None)
     assert [len(ids) for ids in windows] == [8] * 13 and all(ids[0] == 1 for ids in windows)
     assert [file.tokens for file in data] == [80, 24]

@@ -6,7 +6,7 @@ permuted for llama, experts split and stacked, kv_b cut) are those of llama.cpp'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,17 @@ ARCHS = {
 PERMUTED = ("llama", "mistral", "mixtral", "granite", "granitemoe")
 
 
-def write(model: Any, path: Path, *, split_kv_b: bool = True, mtp: bool = False) -> None:
-    """Write a transformers model. split_kv_b: as converters since 2025 do; mtp: with one nextn layer."""
+def write(
+    model: Any,
+    path: Path,
+    *,
+    split_kv_b: bool = True,
+    mtp: bool = False,
+    further: Mapping[str, NDArray[np.float32]] | None = None,
+) -> None:
+    """Write a transformers model. split_kv_b: as converters since 2025 do; mtp: with one nextn layer, all but
+    empty. further: the model's last layer is one, and these are its parts by their name in GGUF.
+    """
     config = model.config
     arch = ARCHS[config.model_type]
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -49,6 +58,10 @@ def write(model: Any, path: Path, *, split_kv_b: bool = True, mtp: bool = False)
         assert mapped is not None, name
         mapped += ".weight" if mapped.endswith("sinks") else ""
         writer.add_tensor(mapped, np.ascontiguousarray(tensor.squeeze().numpy()))
+    for part, values in (further or {}).items():
+        writer.add_tensor(f"blk.{config.num_hidden_layers - 1}.nextn.{part}.weight", values)
+    if further:
+        writer.add_nextn_predict_layers(1)
     for name, values in _extra(config, mtp):
         writer.add_tensor(name, values)
     writer.write_header_to_file()

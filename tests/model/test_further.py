@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gguf_files
-import numpy as np
 import parity
 import pytest
-import safetensors.numpy
 import small_models
+from further_models import HIDDEN, LAYERS, with_head
 
 from strata.errors import UnsupportedError
 from strata.interfaces.importing import import_checkpoint
@@ -21,27 +19,6 @@ from strata.store import names
 from strata.store.checkpoint import open_checkpoint
 from strata.store.pack import unpack
 from strata.store.reader import Store
-
-HIDDEN, LAYERS = 64, 3
-
-
-def with_head(case: str, folder: Path, *, own: bool = True) -> dict[str, np.ndarray]:
-    """A checkpoint whose last layer is no part of the model; returns its tensors. own: embedding and head."""
-    small_models.save(case, folder, num_hidden_layers=LAYERS + 1)
-    path = folder / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    chosen = np.random.default_rng(1)
-    shapes = {"enorm": (HIDDEN,), "hnorm": (HIDDEN,), "shared_head.norm": (HIDDEN,)}
-    shapes |= {"eh_proj": (HIDDEN, 2 * HIDDEN)}
-    shapes |= {part: (small_models.VOCAB, HIDDEN) for part in ("embed_tokens", "shared_head.head") if own}
-    for part, shape in shapes.items():
-        values = chosen.integers(-64, 64, shape).astype(np.float32) / 64  # exact in BF16
-        tensors[f"model.layers.{LAYERS}.{part}.weight"] = values
-    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    changed = {**config, "num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(changed))
-    return tensors
 
 
 @pytest.mark.parametrize("case", ["glm4_moe", "deepseek_v3"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -30,11 +32,39 @@ def killed_run(out: Path, calls: int, seed: int = 0) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_killed_anywhere_ends_bit_identical(tmp_path: Path) -> None:
+class Whole(NamedTuple):
+    """A conversion that nothing stopped: the digest of its files, and how often it called the disk."""
+
+    files: dict[str, str]
+    calls: int
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    out = tmp_path_factory.mktemp("whole") / "s"
+    done = killed_run(out, 0)
+    assert done.returncode == 0, done.stderr
+    return Whole(digest(out), int(done.stdout.split()[0]))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, whole: Whole) -> Path:
+    """The folder of a conversion that was killed near its end."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert killed_run(folder / "s", whole.calls - 14).returncode == -9
+    return folder
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, killed: Path) -> Path:
+    """That store, for one test to go on with."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "s"
+
+
+def test_killed_anywhere_ends_bit_identical(tmp_path: Path, whole: Whole) -> None:
     """SIGKILL at random disk calls until a run comes through: the same bytes in every file."""
-    whole = killed_run(tmp_path / "whole", 0)
-    assert whole.returncode == 0, whole.stderr
-    calls = int(whole.stdout.split()[0])
+    calls = whole.calls
     rng = random.Random(0)
     kills = 0
     for attempt, limits in enumerate(
@@ -43,35 +73,31 @@ def test_killed_anywhere_ends_bit_identical(tmp_path: Path) -> None:
         out = tmp_path / f"killed-{attempt}"
         for limit in limits:
             kills += killed_run(out, limit + rng.randrange(-5, 3)).returncode == -9
-            assert not (out / "manifest.json").exists() or digest(out) == digest(tmp_path / "whole")
+            assert not (out / "manifest.json").exists() or digest(out) == whole.files
         if not out.exists():
             last = killed_run(out, 0)
             assert last.returncode == 0, last.stderr
-        assert digest(out) == digest(tmp_path / "whole")
+        assert digest(out) == whole.files
     assert kills >= 5
 
 
-def test_finished_records_are_not_made_again(tmp_path: Path) -> None:
-    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
-    assert killed_run(tmp_path / "s", calls - 14).returncode == -9
+def test_finished_records_are_not_made_again(stopped: Path) -> None:
     with pytest.raises(StoreError, match="run the same `strata convert` again"):
-        Store.open(tmp_path / "s")
-    again = killed_run(tmp_path / "s", 0)
+        Store.open(stopped)
+    again = killed_run(stopped, 0)
     assert int(again.stdout.split()[1]) >= 6, again.stderr
 
 
-def test_another_source_or_option_does_not_continue(tmp_path: Path) -> None:
-    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
-    killed_run(tmp_path / "s", calls - 14)
+def test_another_source_or_option_does_not_continue(stopped: Path) -> None:
     model = small_model(layers=3)
     with pytest.raises(StoreError, match=r"differs in its options: experts: it has 'auto', this one 'w8'"):
-        run(model, tmp_path / "s", ConvertOptions(experts="w8"), extra_files={"tokenizer.json": b"{}"})
+        run(model, stopped, ConvertOptions(experts="w8"), extra_files={"tokenizer.json": b"{}"})
     with pytest.raises(StoreError, match="differs in its extra files"):
-        run(model, tmp_path / "s", extra_files={"tokenizer.json": b"[]"})
+        run(model, stopped, extra_files={"tokenizer.json": b"[]"})
     with pytest.raises(StoreError, match="differs in its model"):
-        run(small_model(layers=2), tmp_path / "s", extra_files={"tokenizer.json": b"{}"})
-    run(small_model(layers=2), tmp_path / "s", ConvertOptions(force=True))
-    assert Store.open(tmp_path / "s").spec.layers == 2
+        run(small_model(layers=2), stopped, extra_files={"tokenizer.json": b"{}"})
+    run(small_model(layers=2), stopped, ConvertOptions(force=True))
+    assert Store.open(stopped).spec.layers == 2
 
 
 def test_allow_nan_continues_what_nan_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,18 +123,16 @@ def test_allow_nan_continues_what_nan_stopped(tmp_path: Path, monkeypatch: pytes
     assert run(model, tmp_path / "t", ConvertOptions(force=True)).replaced == {}
 
 
-def test_damage_between_two_runs_is_found(tmp_path: Path) -> None:
+def test_damage_between_two_runs_is_found(stopped: Path) -> None:
     """A journalled record whose bytes changed meanwhile must not get a fresh checksum."""
-    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
-    killed_run(tmp_path / "s", calls - 14)
-    shard = tmp_path / "s.partial" / "shared.safetensors"
+    shard = stopped.with_name("s.partial") / "shared.safetensors"
     with shard.open("r+b") as file:
         file.seek(5000)
         file.write(b"\xff\xfe\xfd")
-    again = killed_run(tmp_path / "s", 0)
+    again = killed_run(stopped, 0)
     assert again.returncode != 0
     assert "is not what was written" in again.stderr
-    assert not (tmp_path / "s").exists()
+    assert not stopped.exists()
 
 
 def test_two_converters_on_one_store(tmp_path: Path) -> None:
@@ -154,16 +178,15 @@ def test_a_store_opens_while_it_is_locked_and_read_only(tmp_path: Path) -> None:
         path.chmod(0o755)
 
 
-def test_kill_between_the_two_renames_of_force(tmp_path: Path) -> None:
+def test_kill_between_the_two_renames_of_force(tmp_path: Path, whole: Whole) -> None:
     """The old store has been moved aside, the new one not yet moved in: the next run finishes."""
-    run(small_model(layers=3), tmp_path / "whole", extra_files={"tokenizer.json": b"{}"})
     run(small_model(seed=1), tmp_path / "s")
-    killed_run(tmp_path / "t", int(killed_run(tmp_path / "x", 0).stdout.split()[0]) - 6)
+    killed_run(tmp_path / "t", whole.calls - 6)
     (tmp_path / "s").rename(tmp_path / "s.replaced")
     (tmp_path / "t.partial").rename(tmp_path / "s.partial")
     (tmp_path / "t.journal").rename(tmp_path / "s.journal")
     assert killed_run(tmp_path / "s", 0).returncode == 0
-    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+    assert digest(tmp_path / "s") == whole.files
     assert not (tmp_path / "s.replaced").exists()
 
 
@@ -188,15 +211,13 @@ def test_a_disk_that_fills_up_is_not_the_end(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("tail", ['{"file": "shared.saf', "[1, 2]\n", "\n", "\x00\x00\x00"])
-def test_a_torn_journal_counts_up_to_the_tear(tmp_path: Path, tail: str) -> None:
+def test_a_torn_journal_counts_up_to_the_tear(stopped: Path, whole: Whole, tail: str) -> None:
     """A power cut in the middle of an append."""
-    calls = int(killed_run(tmp_path / "whole", 0).stdout.split()[0])
-    killed_run(tmp_path / "s", calls - 14)
-    with (tmp_path / "s.journal").open("a") as journal:
+    with stopped.with_name("s.journal").open("a") as journal:
         journal.write(tail)
-    again = killed_run(tmp_path / "s", 0)
+    again = killed_run(stopped, 0)
     assert again.returncode == 0, again.stderr
-    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+    assert digest(stopped) == whole.files
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from strata import core
 from strata.backends.base import KvSpec
 from strata.backends.hybrid.arrays import DeviceRoutes, DraftTables, Matrix, PackedOnDevice
 from strata.backends.parts import AttentionCall, Gating
 from strata.core import Batch
-from strata.core import Sequence as Tokens
 from strata.device.base import Buffer, Launch, Work
 from strata.memory.regions import Arena
 from strata.plan.spec import AttentionSpec, RouterSpec
@@ -38,7 +38,7 @@ class KvBlocks(Protocol):
 
     spec: KvSpec
 
-    def blocks(self, layer: int, sequence: Tokens) -> Sequence[Buffer]:
+    def blocks(self, layer: int, sequence: core.Sequence) -> Sequence[Buffer]:
         """The layer's block of every page that holds a token of the sequence, in order, in device memory."""
         ...
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from strata import core
 from strata.backends.base import KvSpec
 from strata.backends.hybrid.memory import HybridMemory
 from strata.core import Batch
-from strata.core import Sequence as Tokens
 from strata.device.base import Buffer
 from strata.memory.host_arena import host_arena
 from strata.memory.kv_mover import KvMover
@@ -45,7 +45,7 @@ class DeviceKv:
         self.place = f"device memory; pool: {arena.describe()}"
         return KvMover(memory.device, memory.queue, memory.region.page, self._pool, nbytes, memory.compute)
 
-    def blocks(self, layer: int, sequence: Tokens) -> list[Buffer]:
+    def blocks(self, layer: int, sequence: core.Sequence) -> list[Buffer]:
         """The layer's block of every page that holds a token of the sequence, in order."""
         size, page = self.spec.layer_bytes, self._memory.region.page
         return [page(index).slice(layer * size, size) for index in self._used(sequence).tolist()]
@@ -82,5 +82,5 @@ class DeviceKv:
             self._memory.device.free(self._pool)
             self._pool = None
 
-    def _used(self, sequence: Tokens) -> NDArray[np.int32]:
+    def _used(self, sequence: core.Sequence) -> NDArray[np.int32]:
         return sequence.pages[: -(-(sequence.start + sequence.count) // self.spec.page_tokens)]

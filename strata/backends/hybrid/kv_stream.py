@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from strata import core
 from strata.backends.base import KvSpec
 from strata.backends.hybrid.memory import HybridMemory
 from strata.core import Batch
-from strata.core import Sequence as Tokens
 from strata.device.base import Buffer, Copy, Event
 from strata.errors import CapacityError
 from strata.memory.host_arena import host_arena
@@ -65,7 +65,7 @@ class StreamedKv:
         """Bytes from there to the layer's block."""
         return layer % BUFFERS * self._blocks * self.spec.layer_bytes
 
-    def blocks(self, layer: int, sequence: Tokens) -> list[Buffer]:
+    def blocks(self, layer: int, sequence: core.Sequence) -> list[Buffer]:
         """The layer's block of every page that holds a token of the sequence, in order."""
         return [self._block(layer, page) for page in self._used(sequence)]
 
@@ -142,7 +142,7 @@ class StreamedKv:
             if transfer is not None:
                 self._queue.finish(transfer)
 
-    def _used(self, sequence: Tokens) -> list[int]:
+    def _used(self, sequence: core.Sequence) -> list[int]:
         used: list[int] = sequence.pages[
             : -(-(sequence.start + sequence.count) // self.spec.page_tokens)
         ].tolist()

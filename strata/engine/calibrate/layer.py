@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from strata.backends.base import KvSpec
 from strata.backends.parts import Experts, FeedForward, Layer, RoutedFfn
-from strata.core import Batch
-from strata.core import Sequence as Rows
+from strata.core import PAGE_TOKENS, Batch
 from strata.engine.calibrate.accumulate import Accumulator
 from strata.engine.calibrate.recording import RecordingBackend
 from strata.errors import NumericalError
@@ -22,7 +21,6 @@ from strata.store.calibration_writer import StatsWriter
 Floats = NDArray[np.float32]
 Advance = Callable[[int], None]
 
-PAGE_TOKENS = 32
 CHUNK = 1024
 """Rows of an expert at a time."""
 
@@ -105,8 +103,7 @@ def _windows(
     for window in run.windows:
         residual = np.array(source[window])
         rows = np.arange(len(residual), dtype=np.int32)
-        batch = Batch(rows, rows, (Rows(0, len(rows), 0, table),), rows[:0])
-        run.backend.attend(residual, part, cache, batch)
+        run.backend.attend(residual, part, cache, Batch.single(rows, rows, table, rows[:0]))
         yield window, residual
         _check(residual, index)
         run.advance(len(rows) * half)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from strata.core import PAGE_TOKENS
 from strata.engine.simulate.routes import HabitRoutes, habits
 from strata.engine.simulate.server import Load, Served, Simulator, Speculation
 from strata.errors import CapacityError
@@ -150,7 +151,7 @@ def field_model(setup: Setup) -> Footprint:
         slices=2,
         attention=Attention((0,) * a.layers, 2 * a.heads * a.head_dim, new),
         kv_dtype=setup.kv,
-        page_tokens=32,
+        page_tokens=PAGE_TOKENS,
         activation_bytes=4 * 4 * a.hidden,
     )
 

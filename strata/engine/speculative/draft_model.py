@@ -111,16 +111,19 @@ class DraftModel:
                 drafts[place].append(token)
         return [Proposal(tuple(draft)) for draft in drafts]
 
-    def follow(self, requests: Sequence[Request]) -> None:
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Compute as much of the prompts as the engine has, in the same chunks."""
-        works = []
-        for request in requests:
+        mine = []
+        for request in (work.request for work in works if work.is_prefill):
+            # A request may end with its first token: it is forgotten, and nobody would free its pages.
+            if request.finish_reason is not None:
+                continue
             text = self._text(request)
             if text is not None and request.computed > text.own.computed:
                 stop = min(request.computed, text.own.computed + self._chunk, len(text.own.tokens) - 1)
-                works += [text.work(stop)] if stop > text.own.computed else []
-        if works:
-            self._run(works)
+                mine += [text.work(stop)] if stop > text.own.computed else []
+        if mine:
+            self._run(mine)
 
     def forget(self, request_id: str) -> None:
         """Free its pages; what they hold of the text may serve the next turn of a conversation."""

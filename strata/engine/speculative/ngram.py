@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata.core import MOST_DRAFTED, Request
+from strata.core import MOST_DRAFTED
+from strata.engine.scheduler import Work
 from strata.engine.speculative.proposer import Ask, Proposal
 
 PLACES = 4
@@ -30,7 +31,7 @@ class NgramProposer:
         """What followed the longest match."""
         return [self._propose(ask) for ask in asks]
 
-    def follow(self, requests: Sequence[Request]) -> None:
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Nothing: a text is read when it is asked for."""
 
     def forget(self, request_id: str) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from strata.core import Request
 from strata.engine.sampler import Sampler
+from strata.engine.scheduler import Work
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class Proposer(Protocol):
         """One proposal for each ask, in order. Nothing that was proposed before is certain: see `tokens`."""
         ...
 
-    def follow(self, requests: Sequence[Request]) -> None:
-        """A step computed tokens of these prompts: compute them, too, where a proposer has to."""
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
+        """The model computed a step: of prompts compute as much, too, where a proposer has to.
+
+        kept: rows of each work that were no rejected draft. Requests that ended in it are forgotten already.
+        """
         ...
 
     def forget(self, request_id: str) -> None:

@@ -119,11 +119,9 @@ class Speculator:
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """The step is over. kept: rows of each work that were no rejected draft."""
         end = self._clock()
-        prompts = [work.request for work in works if work.is_prefill]
-        if not prompts:
+        if not any(work.is_prefill for work in works):
             self._account(works, kept, end)
-        # A request may end with its first token: it is forgotten already, and nobody would free its pages.
-        self.proposer.follow([request for request in prompts if request.finish_reason is None])
+        self.proposer.follow(works, kept)
         self.figures.draft_seconds += self._clock() - end
 
     def forget(self, request_id: str) -> None:

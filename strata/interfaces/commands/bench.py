@@ -40,10 +40,16 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @click.option("-t", "--threads", metavar="N", help="Threads that compute.")
-@click.option("-p", "--n-prompt", "prompts", type=Numbers(0, _MAX_TOKENS), default="512", help="Prompt.")
-@click.option("-n", "--n-gen", "generate", type=Numbers(0, _MAX_TOKENS), default="128", help="Generate.")
-@click.option("-d", "--n-depth", "depths", type=Numbers(0, _MAX_TOKENS), help="Tokens before [0,4096].")
-@click.option("-s", "--streams", type=Numbers(1, _MAX_STREAMS), default="1,4,16", help="At the same time.")
+@click.option(
+    "-p", "--n-prompt", "prompts", type=Numbers(0, _MAX_TOKENS), default="512", help="Prompt [512]."
+)
+@click.option(
+    "-n", "--n-gen", "generate", type=Numbers(0, _MAX_TOKENS), default="128", help="Generate [128]."
+)
+@click.option(
+    "-d", "--n-depth", "depths", type=Numbers(0, _MAX_TOKENS), default="0", help="Tokens before [0]."
+)
+@click.option("-s", "--streams", type=Numbers(1, _MAX_STREAMS), default="1", help="At the same time [1].")
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, help="Runs of each test [3].")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
@@ -63,7 +69,7 @@ def command(
     threads: str | None,
     prompts: list[int],
     generate: list[int],
-    depths: list[int] | None,
+    depths: list[int],
     streams: list[int],
     repetitions: int,
     seed: int,
@@ -79,8 +85,9 @@ def command(
 ) -> None:
     """Measure prefill and decoding, at depth and in several streams.
 
-    Options take comma-separated numbers, as llama-bench's do. Every -n runs at each depth, and with each
-    number of streams at the first depth. Speeds are medians with minimum and maximum. GB/s: weights and KV
+    Without options as llama-bench: a prompt of 512 tokens, and 128 generated. Options take comma-separated
+    numbers, as llama-bench's do. Every -n runs at each depth, and with each number of streams at the first
+    depth. Speeds are medians with minimum and maximum. GB/s: weights and KV
     read; memory: what the same threads read just before and after each run. GMAC/s: multiply-adds of the
     weight matrices; int8 peak: what the same threads can do at most, measured just as well.
 
@@ -112,7 +119,7 @@ def command(
         return
     from strata.interfaces.benchmark import Benchmark
 
-    cases = _cases(prompts, generate, depths or [0, 4096], streams)
+    cases = _cases(prompts, generate, depths, streams)
     _measure(Benchmark(config, cases, ops=ops, seed=seed), form, repetitions, not no_warmup, timeline)
 
 

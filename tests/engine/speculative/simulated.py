@@ -52,7 +52,7 @@ class Drafts:
         position = len(ask.request.tokens) + place
         return int(not self.right(ask.request.request_id, position))  # the true token is always 0
 
-    def follow(self, requests: Sequence[Request]) -> None: ...
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)

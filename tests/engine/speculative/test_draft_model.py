@@ -186,7 +186,7 @@ def test_a_draft_that_fails_ends_speculation_and_no_request(
 ) -> None:
     engine = with_draft(cpu_decoders["moe"], other)
     assert engine.speculator is not None
-    monkeypatch.setattr(engine.speculator.proposer, method, lambda _: 1 / 0)
+    monkeypatch.setattr(engine.speculator.proposer, method, lambda *_: 1 / 0)
     plain = list(make_engine(cpu_decoders["moe"]).generate(Request("a", prompt_of(5), GREEDY)))
     with pytest.warns(RuntimeWarning, match="no more speculative decoding"):
         assert list(engine.generate(Request("a", prompt_of(5), GREEDY))) == plain

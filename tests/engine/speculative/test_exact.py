@@ -12,6 +12,7 @@ from tiny_model import VOCAB
 
 from strata.core import Request, SamplingParams
 from strata.engine.engine import Engine, Event
+from strata.engine.scheduler import Work
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ngram import NgramProposer
 from strata.engine.speculative.proposer import Ask, Proposal
@@ -38,7 +39,7 @@ class Oracle:
         told = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(VOCAB) if self.random.random() < self.lies else t for t in told]
 
-    def follow(self, requests: Sequence[Request]) -> None: ...
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None: ...
 
