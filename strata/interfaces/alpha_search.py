@@ -18,8 +18,7 @@ from typing import Any
 import xxhash
 
 from strata.errors import StoreError, UsageError
-from strata.interfaces.calibration import Text as CalibrationText
-from strata.interfaces.calibration import cut
+from strata.interfaces.calibration import TextFile, cut
 from strata.interfaces.evaluation.measuring import measure_perplexity
 from strata.interfaces.evaluation.subject import Asked, Subject
 from strata.interfaces.evaluation.texts import Cut, Text
@@ -50,7 +49,7 @@ class Search:
     out: Path
     options: ConvertOptions
     stats: CalibrationStats
-    texts: Sequence[CalibrationText]
+    texts: Sequence[TextFile]
 
     @property
     def folder(self) -> Path:

@@ -31,10 +31,10 @@ def store(checkpoint: Path) -> Path:
 @pytest.fixture(scope="session")
 def statistics(checkpoint: Path) -> Path:
     """What its matrices read on a short text, without second moments."""
-    from strata.interfaces.calibration import CalibrateOptions, Text, calibrate_model
+    from strata.interfaces.calibration import CalibrateOptions, TextFile, calibrate_model
 
     out = checkpoint.parent / "stats"
-    text = Text("some", b"The quick brown fox jumps over the lazy dog. " * 9)
+    text = TextFile("some", b"The quick brown fox jumps over the lazy dog. " * 9)
     calibrate_model(checkpoint, [text], out, CalibrateOptions(min_tokens=50, moments=False))
     return out
 
