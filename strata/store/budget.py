@@ -1,13 +1,7 @@
 """Formats under a byte budget: bits go to where they take most error away per byte.
 
-The error of a matrix W in a format that makes it Q is what its output gets wrong, as a share of the output:
-`sum (W - Q)^2 E[x^2] / sum W^2 E[x^2]` over its elements, E[x^2] being the mean square of the column's input
-in the calibration (inputs are taken as uncorrelated), measured on evenly spaced rows. Errors of matrices
-add up; those of layers count by 1 / (2 * layers), because attention and FFN are so many branches of which
-the residual is the sum, while the head reads all of it (a tied embedding counts twice: the residual also
-begins with it). An expert counts by the share of its layer's tokens that it saw: a layer whose busy experts
-suffer gets more bits. All experts of a layer have one layout, so a choice is per layer and part, not per
-expert.
+`budget_errors` says what the error of a format is. All experts of a layer have one layout, so a choice is
+per layer and part, not per expert.
 """
 
 from __future__ import annotations
@@ -15,54 +9,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strata.config.units import format_bytes, format_size
-from strata.core import ExpertId
-from strata.errors import CapacityError, WeightValueError
+from strata.errors import CapacityError
 from strata.plan.spec import ModelSpec
-from strata.store import names
-from strata.store.calibration import CalibrationStats, expert_input
-from strata.store.formats import FORMATS, ROW_BLOCK, PackedShape, WeightFormat, expert_slices
+from strata.store.budget_errors import FormatErrors, Unit
+from strata.store.calibration import CalibrationStats
+from strata.store.formats import FORMATS, PackedShape, expert_slices
 from strata.store.manifest import Manifest, SourceRecord
-from strata.store.methods import METHODS
+from strata.store.methods import METHODS, PLAIN
 from strata.store.options import AUTO, ConvertOptions
-from strata.store.pack import dequantize
 from strata.store.planning import ConversionPlan, Planner
-from strata.store.quantize import quantize
-from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
-from strata.store.stacking import target_rows
-from strata.store.stats_check import check_same_model
-
-Floats = NDArray[np.float32]
-Sample = tuple[Floats, Floats]
-"""Rows f32 `[n, cols]` and the mean squares of their inputs, f32 `[cols]`."""
+from strata.store.stats_check import check_same_model, with_stats
 
 _LAYERED = ("w4g128", "w4g64", "w4g32", "w8")
+_WITH_MINIMUM = ("w4g64m", "w4g32m")
+"""Offered to parts with a method as well: plain rounding gains little by a minimum, gptq a lot."""
 _SINGLE = ("w4g64", "w8")
-_ONCE = {"head": 1.0, "embed": 2.0}  # a tied embedding is the head, and what the residual begins with
-_MATRIX_ROWS = 256
-_LAYER_EXPERT_ROWS = 2048
-"""Rows of each kind that are looked at in a layer, over all of its experts; 16 of every expert at least."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What gets one format: part "experts" or "shared" of a layer, or "head" or "embed"."""
-
-    part: str
-    layer: int | None = None
-
-    @property
-    def key(self) -> str:
-        """As `ConvertOptions.overrides` writes it."""
-        return self.part if self.layer is None else f"{self.part}.{self.layer}"
 
 
 @dataclass(frozen=True)
@@ -96,13 +63,17 @@ def choose_formats(
     """Formats of all parts that `options` leave to "auto", so that the weights take `budget` bytes at most.
 
     An embedding that is not the head as well keeps its default: nothing is known of what it costs. Raises
-    UsageError for statistics of another model, CapacityError where even the smallest formats are too large.
+    UsageError for statistics of another model or, for gptq, without moments, CapacityError where even the
+    smallest formats are too large.
     """
-    check_same_model(stats, source, spec, targets)
+    if options.calibrated:
+        with_stats(options, stats, source, spec, targets)
+    else:
+        check_same_model(stats, source, spec, targets)
     plan = Planner(source, spec, options).plan(targets, experts)
-    samples = _Samples(source, spec, targets, experts, stats, ValueGuard(options.allow_nan))
+    errors = FormatErrors(source, spec, targets, experts, options, stats)
     units = [unit for unit in _units(spec, plan, targets) if options.wanted(unit.part, unit.layer) == AUTO]
-    offers = {unit: _offers(unit, plan, targets, options, samples) for unit in units}
+    offers = {unit: _offers(unit, plan, targets, options, errors) for unit in units}
     scaled = _room_for_scaling(plan, options)
     fixed = scaled + _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
     while True:
@@ -189,7 +160,7 @@ def _best_step(
 def _units(spec: ModelSpec, plan: ConversionPlan, targets: Sequence[TargetTensor]) -> Iterator[Unit]:
     kinds = {target.kind for target in targets}
     for layer in range(spec.layers):
-        if any(_belongs(target, Unit("shared", layer)) for target in targets):
+        if any(Unit("shared", layer).holds(target) for target in targets):
             yield Unit("shared", layer)
         if layer in plan.layers:
             yield Unit("experts", layer)
@@ -199,32 +170,22 @@ def _units(spec: ModelSpec, plan: ConversionPlan, targets: Sequence[TargetTensor
         yield Unit("embed")
 
 
-def _belongs(target: TargetTensor, unit: Unit) -> bool:
-    if unit.layer is None or target.kind != unit.part:
-        return target.kind == unit.part and unit.layer is None
-    return target.name.startswith(names.layer(unit.layer, ""))
-
-
 def _offers(
     unit: Unit,
     plan: ConversionPlan,
     targets: Sequence[TargetTensor],
     options: ConvertOptions,
-    samples: _Samples,
+    errors: FormatErrors,
 ) -> list[Offer]:
     """Every format that can hold the unit's values."""
-    exact = "f16" if samples.types(unit) == {"F16"} else "bf16"
-    single = unit.layer is None
-    candidates = dict.fromkeys((*(_SINGLE if single else _LAYERED), *_kept(unit, plan, targets), exact))
-    errors = dict.fromkeys(candidates, 0.0)
-    for share, matrix in samples.matrices(unit):
-        for name in list(errors):
-            try:
-                errors[name] += share * relative_error(matrix, FORMATS[name])
-            except WeightValueError:  # values beyond the format's scales
-                del errors[name]
+    exact = "f16" if errors.types(unit) == {"F16"} else "bf16"
+    formats = _SINGLE if unit.layer is None else _LAYERED
+    if options.method(unit.part) != PLAIN:
+        formats = (*formats, *_WITH_MINIMUM)
+    candidates = dict.fromkeys((*formats, *_kept(unit, plan, targets), exact))
     return [
-        Offer(name, _bytes_in(unit, name, plan, targets, options), error) for name, error in errors.items()
+        Offer(name, _bytes_in(unit, name, plan, targets, options), error)
+        for name, error in errors.of(unit, candidates).items()
     ]
 
 
@@ -235,18 +196,8 @@ def _kept(unit: Unit, plan: ConversionPlan, targets: Sequence[TargetTensor]) -> 
         record = plan.layers[unit.layer]
         found = {record.gate_up, record.down}
     else:
-        found = {plan.tensors[target.name].format for target in targets if _belongs(target, unit)}
+        found = {plan.tensors[target.name].format for target in targets if unit.holds(target)}
     return found if len(found) == 1 else set()
-
-
-def relative_error(samples: Iterable[Sample], fmt: WeightFormat) -> float:
-    """Of one matrix; see the module. 0 where its output is 0."""
-    noise = signal = 0.0
-    for rows, squares in samples:
-        off = rows - dequantize(fmt, quantize(rows, fmt, "sample"))
-        noise += float((off * off @ squares).sum())
-        signal += float((rows * rows @ squares).sum())
-    return noise / signal if signal > 0 else 0.0
 
 
 def _bytes_in(
@@ -259,7 +210,7 @@ def _bytes_in(
         slices = expert_slices(record.width, fmt, options.slices)
         layout = dataclasses.replace(record, gate_up=name, down=name, slices=slices).layout()
         return layout.record_bytes * plan.expert_count
-    shapes = [plan.tensors[target.name].shape for target in targets if _belongs(target, unit)]
+    shapes = [plan.tensors[target.name].shape for target in targets if unit.holds(target)]
     return sum(PackedShape(fmt, rows, cols).nbytes for rows, cols in shapes)
 
 
@@ -267,7 +218,7 @@ def _bytes_now(unit: Unit, plan: ConversionPlan, targets: Sequence[TargetTensor]
     if unit.part == "experts":
         assert unit.layer is not None
         return plan.layers[unit.layer].layout().record_bytes * plan.expert_count
-    found = [plan.tensors[target.name] for target in targets if _belongs(target, unit)]
+    found = [plan.tensors[target.name] for target in targets if unit.holds(target)]
     return sum(record.packed_shape().nbytes for record in found)
 
 
@@ -302,77 +253,3 @@ def _as_options(options: ConvertOptions, chosen: Mapping[Unit, Offer]) -> Conver
         }
     single: dict[str, Any] = {u.part: o.format for u, o in chosen.items() if u.layer is None}
     return dataclasses.replace(options, overrides=overrides, **single)
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """Rows of the model's matrices, with the mean squares of what they read."""
-
-    source: CheckpointSource
-    spec: ModelSpec
-    targets: Sequence[TargetTensor]
-    experts: Sequence[TargetExpert]
-    stats: CalibrationStats
-    guard: ValueGuard
-
-    def types(self, unit: Unit) -> set[str]:
-        """Dtypes of the unit's sources."""
-        if unit.part == "experts":
-            blocks = [e.down for e in self.experts if e.layer == unit.layer]
-        else:
-            blocks = [block for t in self.targets if _belongs(t, unit) for block in t.sources]
-        return {self.source.tensors[block.name].dtype for block in blocks}
-
-    def matrices(self, unit: Unit) -> Iterator[tuple[float, list[Sample]]]:
-        """Samples of every matrix of the unit, and by what share its error counts."""
-        if unit.part == "experts":
-            assert unit.layer is not None
-            yield from self._experts(unit.layer)
-            return
-        for target in self.targets:
-            if _belongs(target, unit):
-                rows = target_rows(self.source, target, self.guard, 0)
-                name = names.HEAD if target.kind == "embed" else target.name
-                heads = self.stats.members(name)
-                share = self._branch if unit.layer is not None else _ONCE[unit.part]
-                yield (
-                    share,
-                    [self._sample(rows, run, name, heads) for run in _runs(rows.count, _MATRIX_ROWS, heads)],
-                )
-
-    @property
-    def _branch(self) -> float:
-        """What a layer's attention or FFN is of the residual that the head reads."""
-        return 1 / (2 * self.spec.layers)
-
-    def _sample(self, rows: Rows, run: tuple[int, int], name: str, heads: int) -> Sample:
-        start, stop = run
-        found = self.stats.linear(name, start * heads // rows.count, moments=False)
-        return np.array(rows.floats(start, stop)), found.mean_square
-
-    def _experts(self, layer: int) -> Iterator[tuple[float, list[Sample]]]:
-        tokens = self.stats.tokens(expert_input(layer, "gate_up"))
-        several = [expert for expert in self.experts if expert.layer == layer]
-        wanted = max(ROW_BLOCK, _LAYER_EXPERT_ROWS // len(several))
-        for expert in several:
-            share = self._branch * float(tokens[expert.index]) / max(1, int(tokens.sum()))
-            if share == 0:
-                continue
-            which = ExpertId(layer, expert.index)
-            hidden = self.stats.expert(which, "gate_up", moments=False).mean_square
-            inner = self.stats.expert(which, "down", moments=False).mean_square
-            gate, up, down = (
-                BlockRows(self.source, b, self.guard) for b in (expert.gate, expert.up, expert.down)
-            )
-            runs = _runs(gate.count, wanted // 2)
-            yield share, [(np.array(part.floats(*run)), hidden) for run in runs for part in (gate, up)]
-            yield share, [(np.array(down.floats(*run)), inner) for run in _runs(down.count, wanted)]
-
-
-def _runs(count: int, wanted: int, heads: int = 1) -> list[tuple[int, int]]:
-    """Runs of at most 16 rows, evenly spaced, `wanted` rows in all or so; none reaches into another head."""
-    size = count // heads
-    starts = [head * size + at for head in range(heads) for at in range(0, size, ROW_BLOCK)]
-    number = min(len(starts), max(1, wanted // ROW_BLOCK))
-    chosen = [starts[i * len(starts) // number] for i in range(number)]
-    return [(start, min(start + ROW_BLOCK, (start // size + 1) * size)) for start in chosen]

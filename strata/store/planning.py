@@ -26,7 +26,7 @@ from strata.store.source import (
 )
 from strata.store.stacking import target_rows
 from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task
-from strata.store.treatment import PLAIN, PLAIN_EXPERT, ExpertTreatment
+from strata.store.treatment import PLAIN, PLAIN_EXPERT, ExpertTreatment, Treatment
 
 _FLOAT_TYPES = {"bf16": {"BF16"}, "f16": {"F16"}, "F32": {"F32", "F16", "BF16"}, "BF16": {"BF16"}}
 
@@ -96,7 +96,7 @@ class Planner:
         if record.plain:
             scaling = self._calibrated.plain(target.name) if self._calibrated else NONE
             return plain_task(self._source, target, SHARED, record.format, allow_nan, scaling)
-        how = self._calibrated.matrix(target.name) if self._calibrated else PLAIN
+        how = self.treatment(target.name)
         kept, label = self._kept[target.name][0], _named(target.sources)
         rounding = how.rounding
         if self._options.clip is not None and self._options.clips(target.kind):
@@ -108,9 +108,7 @@ class Planner:
         """The work of one expert."""
         coding = ExpertCoding(record.layout(), *self._kept[target.layer])
         file, allow_nan = names.expert_file(target.index), self._options.allow_nan
-        treat: Callable[[TargetExpert], ExpertTreatment] = _plainly
-        if self._calibrated is not None:
-            treat = self._calibrated.expert
+        treat: Callable[[TargetExpert], ExpertTreatment] = self.expert_treatment
         if self._options.clip is not None and self._options.clips("experts"):
             treat = clipped_expert(self._options.clip, treat)
         return expert_task(self._source, target, file, coding, allow_nan, treat)
@@ -124,6 +122,14 @@ class Planner:
                 f"clip is {self._options.clip:g}, and nothing is in w8: {', '.join(sorted(formats))}",
                 remedy="it is for w8; four-bit scales are searched for the least error",
             )
+
+    def treatment(self, name: str) -> Treatment:
+        """The factors and the rounding of a packed matrix of the shared file; what `clip` cuts off apart."""
+        return self._calibrated.matrix(name) if self._calibrated else PLAIN
+
+    def expert_treatment(self, target: TargetExpert) -> ExpertTreatment:
+        """Likewise of an expert."""
+        return self._calibrated.expert(target) if self._calibrated else PLAIN_EXPERT
 
     def _tensor(self, target: TargetTensor) -> TensorRecord:
         guard = ValueGuard(allow_nan=True)
@@ -228,10 +234,6 @@ class Planner:
                 f"configuration, its source {_named(target.sources)} has {found}",
                 remedy="the configuration does not fit these weights: wrong or damaged config.json?",
             )
-
-
-def _plainly(target: TargetExpert) -> ExpertTreatment:
-    return PLAIN_EXPERT
 
 
 def _named(blocks: Sequence[SourceRows]) -> str:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from whole_model import write_stats
 
 from strata.errors import CapacityError, UsageError
-from strata.store.budget import Choice, Offer, Unit, choose_formats, relative_error, spend, spend_best
+from strata.store.budget import Choice, Offer, choose_formats, spend, spend_best
+from strata.store.budget_errors import Unit, relative_error
 from strata.store.calibration import (
     CalibrationStats,
     StatsInfo,

@@ -1,0 +1,107 @@
+"""What formats cost by a method's own rounding, which is what a budget has to weigh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import SmallModel
+from test_methods import SPEC, qkv_error
+from tiny_model import mla_spec
+from whole_model import make_stats, whole_model
+
+from strata.errors import UsageError
+from strata.store.budget import Choice, choose_formats
+from strata.store.budget_errors import FormatErrors, Unit
+from strata.store.calibration import CalibrationStats
+from strata.store.convert import convert
+from strata.store.inputs import Inputs
+from strata.store.methods import parse_methods
+from strata.store.options import ConvertOptions
+
+FORMATS = ("w4g64", "w4g64m", "w8")
+
+
+@pytest.fixture(scope="module")
+def model() -> SmallModel:
+    return whole_model(SPEC)
+
+
+@pytest.fixture(scope="module")
+def stats(model: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> CalibrationStats:
+    return make_stats(tmp_path_factory.mktemp("stats") / "stats", model)
+
+
+def options(method: str, **more: str) -> ConvertOptions:
+    return ConvertOptions(methods={} if method == "plain" else parse_methods(method), **more)
+
+
+def errors(model: SmallModel, stats: CalibrationStats, method: str) -> FormatErrors:
+    return FormatErrors(model.source, model.spec, model.targets, model.experts, options(method), stats)
+
+
+def chosen(model: SmallModel, stats: CalibrationStats, budget: int, method: str) -> Choice:
+    what = model.source, model.spec, model.targets, model.experts
+    return choose_formats(*what, options(method), stats, budget)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq+gptq"])
+def test_what_a_method_takes_off_is_seen(model: SmallModel, stats: CalibrationStats, method: str) -> None:
+    """Inputs of these statistics are strongly correlated: plain rounding's errors say nothing of gptq's."""
+    ours, plain = errors(model, stats, method), errors(model, stats, "plain")
+    for unit in (Unit("shared", 0), Unit("experts", 1)):
+        with_method, without = ours.of(unit, FORMATS), plain.of(unit, FORMATS)
+        assert list(with_method) == list(FORMATS)
+        assert all(with_method[name] < 0.7 * without[name] for name in FORMATS), (unit, with_method, without)
+        assert with_method["w8"] < 0.1 * with_method["w4g64"]
+
+
+def test_an_error_is_that_of_the_store(model: SmallModel, stats: CalibrationStats, tmp_path: Path) -> None:
+    """All matrices but one in bf16, that is without an error, and that one converted."""
+    asked = options("gptq", shared="w4g64")
+    what = model.source, model.spec, model.targets, model.experts
+    convert(*what, tmp_path / "s", asked, stats=stats)
+    inputs = Inputs.of(stats.linear("layers.0.attn.qkv.weight"))
+    wanted = qkv_error(model, tmp_path / "s", inputs)
+    only = replace(model, targets=[t for t in model.targets if "norm" in t.name or "router" in t.name])
+    only.targets.extend(t for t in model.targets if t.name == "layers.0.attn.qkv.weight")
+    found = errors(only, stats, "gptq").of(Unit("shared", 0), ["w4g64"])["w4g64"] * 2 * model.spec.layers
+    assert found == pytest.approx(wanted, rel=0.3), "that one looks at q and k only"
+
+
+def test_the_choice_is_the_methods_own(model: SmallModel, stats: CalibrationStats) -> None:
+    """What it says of a part is what was measured with the method, and formats with a minimum are offered."""
+    choice = chosen(model, stats, 1 << 30, "gptq")
+    assert all(offer.error < 1e-4 for unit, offer in choice.chosen.items() if unit.part != "embed")
+    small = chosen(model, stats, choice.bytes * 2 // 3, "gptq")
+    measured = errors(model, stats, "gptq")
+    unit = Unit("experts", 1)
+    assert measured.of(unit, [small.chosen[unit].format]) == {
+        small.chosen[unit].format: small.chosen[unit].error
+    }
+
+
+def test_heads_of_mla_are_tried_one_by_one(tmp_path: Path) -> None:
+    model = whole_model(mla_spec())
+    stats = make_stats(tmp_path / "stats", model)
+    ours, plain = (
+        errors(model, stats, m).of(Unit("shared", 1), ["w4g32"])["w4g32"] for m in ("gptq", "plain")
+    )
+    assert 0 < ours < 0.7 * plain
+
+
+def test_gptq_without_moments_is_refused_before_anything_is_tried(model: SmallModel, tmp_path: Path) -> None:
+    stats = make_stats(tmp_path / "stats", model, moments=False)
+    with pytest.raises(UsageError, match="no second moments, which gptq needs"):
+        chosen(model, stats, 1 << 30, "gptq")
+
+
+def test_an_error_of_nothing_is_none(stats: CalibrationStats) -> None:
+    model = whole_model(SPEC)
+    for name, values in model.source.arrays.items():
+        if "down" in name or "qkv" in name or "gate" in name or "up" in name or "out" in name:
+            values[:] = np.zeros_like(values)
+    found = errors(model, stats, "gptq")
+    assert found.of(Unit("experts", 1), ["w4g64"]) == {"w4g64": 0.0}
