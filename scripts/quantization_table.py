@@ -9,7 +9,7 @@ MODEL: demo (made into a bf16 checkpoint by demo_checkpoint.py), smollm2, a GGUF
 folder. Every row is made by `strata calibrate`, `convert`, `eval compare` against the bf16 row, and `bench`;
 those of --gguf are read as they are and not timed. What is done is kept in --work, so that a second call
 goes on; --seconds N begins nothing new after that time. A row whose command failed says why; --again tries
-those once more.
+those once more. Rows with the same formats and settings have the same speed, which is measured once.
 
 All comparisons have an f32 KV cache (KV rows apart) and the activations that runs have; the reference's
 products are f32. Speeds are `strata bench -p 512 -n 32 -d 0 -s 1 -r 2`, with AVX2 alone and with all that the
@@ -40,11 +40,12 @@ _BF16 = {"experts": "bf16", "shared": "bf16", "head": "bf16", "embed": "bf16"}
 _BENCH = ("-p", "512", "-n", "32", "-d", "0", "-s", "1", "-r", "2")
 ISAS = ("avx2", "")
 """STRATA_ISA of the timed runs; "": the best there is."""
+_CALLS = (*STEPS, *STEPS[-1:] * (len(ISAS) - 1))
 
 
 @dataclass(frozen=True)
 class Row:
-    """formats: by part, for convert; method and stats, too: stats names one of STATS. settings: --set.
+    """formats: by part, for convert; method, stats and alpha, too: stats names one of STATS. settings: --set.
 
     gguf: a file that is measured instead of a store.
     """
@@ -54,6 +55,7 @@ class Row:
     method: str = ""
     stats: str = ""
     settings: tuple[str, ...] = ()
+    alpha: str = ""
     gguf: Path | None = None
 
     @property
@@ -62,9 +64,14 @@ class Row:
         return self.gguf is None and not any(item.startswith("kv.") for item in self.settings)
 
     @property
+    def speed(self) -> tuple[object, ...]:
+        """Rows with the same have the same speed: methods choose values, not bytes."""
+        return (*self.formats.items(), *self.settings)
+
+    @property
     def store(self) -> str:
         """Rows with the same conversion share a store."""
-        parts = [*dict.fromkeys(self.formats.values()), self.method, self.stats]
+        parts = [*dict.fromkeys(self.formats.values()), self.method, self.stats, self.alpha]
         return "-".join(part for part in parts if part).replace("+", "_")
 
 
@@ -85,9 +92,13 @@ ROWS = (
     Row("w4g64 gptq, shared statistics", _all("w4g64"), "gptq", "shared"),
     Row("w4g64 awq", _all("w4g64"), "awq", "own"),
     Row("w4g64 awq+gptq", _all("w4g64"), "awq+gptq", "own"),
+    Row("w4g64m plain", _all("w4g64m")),
+    Row("w4g64m gptq", _all("w4g64m"), "gptq", "own"),
+    Row("w4g64m awq+gptq", _all("w4g64m"), "awq+gptq", "own"),
     Row("w8a8 plain", _all("w8"), settings=W8A8),
     Row("w8a8 smooth, per expert", _all("w8"), "smooth", "own", W8A8),
     Row("w8a8 smooth, shared statistics", _all("w8"), "smooth", "shared", W8A8),
+    Row("w8a8 smooth, alpha by perplexity", _all("w8"), "smooth", "own", W8A8, "perplexity"),
     *(
         Row(f"bf16, KV {dtype}", _BF16, settings=(f"kv.dtype={dtype}",))
         for dtype in ("bf16", "int8g32", "int8g64", "int8")
@@ -147,10 +158,23 @@ class Table:
         for row in self.rows:
             if not any(name in row.name for name in names) or (row.stats == "shared" and self._dense()):
                 continue
-            for step in STEPS if row.timed else STEPS[:2]:
+            for step in _CALLS if row.timed else STEPS[:2]:
                 done = self.results.get(row.name, {})
-                if step in steps and step not in done and "failed" not in done:
+                if step in steps and not self._has(row, step) and "failed" not in done:
                     yield row, step
+
+    def _has(self, row: Row, step: str) -> bool:
+        """Whether a step is done, be it by another row with the same speed."""
+        if step != "bench":
+            return step in self.results.get(row.name, {})
+        found = self._speeds(row)
+        return all(_key(isa) in found for isa in ISAS)
+
+    def _speeds(self, row: Row) -> Result:
+        """What was measured of a row's speed, or of another's that has the same; by instruction set."""
+        same = [one for one in self.rows if one.timed and one.speed == row.speed]
+        found = [self.results.get(one.name, {}).get("bench", {}) for one in same]
+        return max(found, key=len) if row.timed else {}
 
     def _dense(self) -> bool:
         """Whether there are no experts, whose statistics could be shared; once the first row is made."""
@@ -176,6 +200,7 @@ class Table:
             options = [part for key, value in row.formats.items() for part in (f"--{key}", value)]
             if row.method:
                 options += ["--method", row.method, "--stats", str(self._stats(row.stats))]
+            options += ["--alpha", row.alpha] if row.alpha else []
             strata("convert", self.source, "--out", store, *options)
         manifest = read_manifest(store)
         shards = {shard.path for shard in manifest.shards()}
@@ -203,13 +228,13 @@ class Table:
         return found
 
     def _bench(self, row: Row) -> Result:
+        """One instruction set per call, so that the machine need not be idle for long at a time."""
         settings = [part for item in row.settings for part in ("--set", item)]
-        made: Result = {}
-        for isa in ISAS:
-            found = json.loads(strata("bench", self.store(row), *settings, *_BENCH, "--json", isa=isa))
-            by_kind = {result["kind"]: result for result in found["results"]}
-            made[isa or "best"] = {"subject": found["subject"], **by_kind}
-        return made
+        made: Result = dict(self.results[row.name].get("bench", {}))
+        isa = next(isa for isa in ISAS if _key(isa) not in made)
+        found = json.loads(strata("bench", self.store(row), *settings, *_BENCH, "--json", isa=isa))
+        by_kind = {result["kind"]: result for result in found["results"]}
+        return {**made, _key(isa): {"subject": found["subject"], **by_kind}}
 
     def markdown(self) -> str:
         """The table, and under it the rows that failed; without speeds where none was measured."""
@@ -217,7 +242,9 @@ class Table:
         columns = ["", "bytes", "perplexity", "change", "KL mean", "KL 99 %", "top-1"]
         columns += ["decode, AVX2", "prefill", "decode, best", "prefill"] if timed else []
         lines = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
-        lines += [_line(row.name, self.results[row.name], timed) for row in self.rows if self._shown(row)]
+        for row in filter(self._shown, self.rows):
+            speeds = _cells(self._speeds(row)) if timed else []
+            lines.append("| " + " | ".join([row.name, *_quality(self.results[row.name]), *speeds]) + " |")
         notes = [
             f"- {row.name}: not made, `{failed['step']}` says: {failed['why']}"
             for row in self.rows
@@ -229,7 +256,12 @@ class Table:
         return "convert" in self.results.get(row.name, {})
 
 
-def _line(name: str, done: Mapping[str, Result], timed: bool) -> str:
+def _key(isa: str) -> str:
+    """Of an instruction set in the results."""
+    return isa or "best"
+
+
+def _quality(done: Mapping[str, Result]) -> list[str]:
     cells = [f"{done['convert']['bytes']:,}", *["-"] * 5]
     found = done.get("eval")
     if found is not None:
@@ -238,19 +270,22 @@ def _line(name: str, done: Mapping[str, Result], timed: bool) -> str:
         change = f"{100 * found['perplexity_change']:+.2f} % ± {100 * found['perplexity_change_error']:.2f}"
         kl = found["kl"]
         cells[2:] = [change, f"{kl['mean']:.2e}", f"{kl['p99']:.2e}", f"{100 * found['top1']:.2f} %"]
-    return "| " + " | ".join([name, *cells, *(_speeds(done.get("bench")) if timed else ())]) + " |"
+    return cells
 
 
-def _speeds(found: Mapping[str, Any] | None) -> list[str]:
-    """Of decoding with bytes/s and of prefill, for each instruction set."""
-    if found is None:
-        return ["-"] * 2 * len(ISAS)
+def _cells(found: Mapping[str, Any]) -> list[str]:
+    """Of decoding, with bytes/s and their share of the memory's, and of prefill, by instruction set."""
     cells = []
-    for one in (found[isa or "best"] for isa in ISAS):
+    for one in (found.get(_key(isa)) for isa in ISAS):
+        if one is None:
+            cells += ["-", "-"]
+            continue
         decode, prefill = one["decode"], one["prefill"]
         speed = f"{decode['tokens_per_second']['median']:.1f} t/s"
         if decode["bytes_per_second"]:
             speed += f", {decode['bytes_per_second']['median'] / 1e9:.1f} GB/s"
+        if decode.get("share"):
+            speed += f", {100 * decode['share']['median']:.0f} %"
         cells += [speed, f"{prefill['tokens_per_second']['median']:.0f} t/s"]
     return cells
 

@@ -43,7 +43,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             raise FailedError("error: no such option: --method")
         if made[-1][0] == "convert":
             Path(made[-1][made[-1].index("--out") + 1]).symlink_to(quantization_table.model_path("demo"))
-        speeds = {"tokens_per_second": {"median": 50.0}, "bytes_per_second": {"median": 2e10}}
+        speeds = {
+            "tokens_per_second": {"median": 50.0},
+            "bytes_per_second": {"median": 2e10},
+            "share": {"median": 0.8},
+        }
         bench = {"subject": {}, "results": [{"kind": kind, **speeds} for kind in ("prefill", "decode")]}
         scored = {"perplexity": 25.0} if "perplexity" in made[-1] else EVAL
         return json.dumps(scored if made[-1][0] == "eval" else bench)
@@ -63,7 +67,7 @@ def test_rows_are_made_once_and_failures_are_said(calls: list[list[str]], tmp_pa
     ]
     shown = table.markdown()
     assert (
-        "| 26.500 | +1.23 % ± 0.10 | 1.20e-02 | 9.00e-02 | 97.80 % | 50.0 t/s, 20.0 GB/s | 50 t/s | 50"
+        "| 26.500 | +1.23 % ± 0.10 | 1.20e-02 | 9.00e-02 | 97.80 % | 50.0 t/s, 20.0 GB/s, 80 % | 50 t/s | 50"
         in shown
     )
     assert "| 25.000 | - | - | - | - | 50.0 t/s" in shown, "bf16 is what the others are measured against"
@@ -85,6 +89,32 @@ def test_only_what_is_asked_for(calls: list[list[str]], tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
+def test_rows_of_the_same_formats_and_settings_share_a_speed(calls: list[list[str]], tmp_path: Path) -> None:
+    rows = [row for row in ROWS if row.name in ("bf16", "w4g64 plain", "w4g64 awq", "w8", "w8a8 plain")]
+    table = Table("smollm2.gguf", tmp_path, [], rows)
+    fill(table, options(steps="convert,bench"))
+    timed = [call for call in calls if call[0] == "bench"]
+    assert len(timed) == 2 * 4, "bf16, w8, w8a8 and one of the two in w4g64, with both instruction sets"
+    assert not any("awq" in argument for call in timed for argument in call)
+    shown = table.markdown().splitlines()
+    assert all("50.0 t/s, 20.0 GB/s, 80 % | 50 t/s" in line for line in shown[2:7])
+
+
+def test_an_interrupted_measurement_goes_on_with_the_other_instruction_set(
+    calls: list[list[str]], tmp_path: Path
+) -> None:
+    table = Table("smollm2.gguf", tmp_path, [], [ROWS[0]])
+    steps = table.missing(STEPS, [""])
+    for _ in range(3):
+        table.do(*next(steps))
+    calls.clear()
+    again = Table("smollm2.gguf", tmp_path, [], [ROWS[0]])
+    assert "50.0 t/s, 20.0 GB/s, 80 % | 50 t/s | - | - |" in again.markdown()
+    fill(again, options())
+    assert [call[0] for call in calls] == ["bench"]
+    assert "| - |" not in again.markdown().split("t/s", 1)[1]
+
+
 def test_a_file_of_another_program_is_a_row(calls: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "other.gguf"
     file.write_bytes(b"1234")
@@ -99,7 +129,7 @@ def test_every_row_has_a_name_and_equal_stores_are_equal_conversions() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     made: dict[str, tuple[Any, ...]] = {}
     for row in ROWS:
-        conversion = (dict(row.formats), row.method, row.stats)
+        conversion = (dict(row.formats), row.method, row.stats, row.alpha)
         assert made.setdefault(row.store, conversion) == conversion
 
 
