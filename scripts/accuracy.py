@@ -1,68 +1,32 @@
-"""What int8 activations and an int8 KV cache cost in accuracy: the cpu backend beside `reference` on a text.
+"""What int8 activations and the kinds of KV cache cost in accuracy: all in one pass over a text.
 
     python scripts/accuracy.py demo
     python scripts/accuracy.py smollm2 --tokens 2048          # three minutes: the reference is slow
     python scripts/accuracy.py smollm2 --truth f32            # the whole text
 
-MODEL: demo, smollm2, or any path that `strata run` takes. The truth is computed in f32 with an f32 KV cache
-from the same store: what the store's own 4 bits cost is not in these figures. `--truth f32` takes the cpu
-backend's f32 arithmetic for it, which is 20 times faster; the first line of a table with the reference
-says how close the two are.
+It is `strata eval compare MODEL --set-a ... --set-b ...` for six settings of the cpu backend at once, against
+a truth that is computed a single time: the reference backend with an f32 KV cache, or with `--truth f32` the
+cpu backend's f32 arithmetic, which is 20 times faster (the first line of a table with the reference says how
+close the two are). All are of the same store: what its own 4 bits cost is not in these figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from strata.backends.base import Activations, Backend, KvDtype
-from strata.backends.cpu import CpuBackend
-from strata.config import Override, load_config
-from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
-from strata.hardware.cpu import choose_cpus
-from strata.interfaces.evaluation.texts import PROSE
-from strata.interfaces.stores import store_path
-from strata.interfaces.tokenizer import Tokenizer
-from strata.model.decoder import Decoder
-from strata.store.reader import Store
+from strata.engine.perplexity import Comparison, Predictions, compare
+from strata.interfaces.evaluation.subject import Asked, Subject
+from strata.interfaces.evaluation.texts import PROSE, Cut, read_text
 
-
-@dataclass(frozen=True)
-class Variant:
-    """How the cpu backend computes."""
-
-    activations: Activations
-    kv: KvDtype
-
-    @property
-    def label(self) -> str:
-        """For the table."""
-        return f"cpu, {self.activations} activations, {self.kv} KV"
-
-
-VARIANTS = tuple(Variant(a, kv) for a in ("f32", "int8") for kv in ("f32", "bf16", "int8"))
-
-
-@dataclass(frozen=True)
-class Text:
-    """A model's store and the windows of a text in its tokens."""
-
-    store: Store
-    windows: Sequence[Sequence[int]]
-
-    @classmethod
-    def of(cls, model: str, text: str, tokens: int, window: int) -> Text:
-        """The first `tokens` tokens of a text."""
-        store = Store.open(store_path(load_config(None, [Override("model.path", model, "MODEL")])))
-        ids = Tokenizer.load(store.path).encode_completion(text)[:tokens]
-        return cls(store, split_windows(ids, min(window, store.spec.context)))
-
-    def predicted_by(self, backend: Backend, kv: KvDtype, chunk: int) -> Iterator[Predictions]:
-        """What the model expects after every token."""
-        return predictions(Decoder(self.store.spec, self.store, backend), self.windows, kv, chunk=chunk)
+VARIANTS = tuple((a, kv) for a in ("f32", "int8") for kv in ("f32", "bf16", "int8"))
+"""Activations of the cpu backend, and the KV cache."""
+TRUTHS = {
+    "reference": ("backend.name=reference", "kv.dtype=f32"),
+    "f32": ("backend.activations=f32", "kv.dtype=f32"),
+}
 
 
 def main() -> None:
@@ -73,48 +37,54 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=PROSE)
     parser.add_argument("--tokens", type=int, default=8192, help="of the text, at most [8192]")
     parser.add_argument("--window", type=int, default=1024, help="each begins without a past [1024]")
-    parser.add_argument("--chunk", type=int, default=CHUNK, help=f"per forward pass [{CHUNK}]; 1 is decoding")
-    parser.add_argument("--truth", choices=("reference", "f32"), default="reference")
+    parser.add_argument("--truth", choices=TRUTHS, default="reference")
     parser.add_argument("--threads", type=int, default=None)
     options = parser.parse_args()
-    text = options.text.read_text(encoding="utf-8")
     for model in options.models:
         begin = time.perf_counter()
-        found = measure(Text.of(model, text, options.tokens, options.window), options)
+        found = measure(model, options)
         count = len(next(iter(found.values())).divergences)
         print(f"\n{model}: {count} predictions, {time.perf_counter() - begin:.0f} s\n", flush=True)
-        print_table(found, options.truth)
+        print("\n".join(table(found, options.truth)))
 
 
-def measure(text: Text, options: argparse.Namespace) -> dict[str, Comparison]:
+def measure(model: str, options: argparse.Namespace) -> dict[str, Comparison]:
     """Every variant beside the truth, by label."""
-    judge: Backend
-    if options.truth == "f32":
-        judge, variants = CpuBackend(options.threads, "f32"), VARIANTS[1:]
-    else:
-        from strata.backends.reference import ReferenceBackend  # torch takes seconds
-
-        judge, variants = ReferenceBackend(threads=options.threads or len(choose_cpus().cpus)), VARIANTS
-    others = {
-        variant.label: text.predicted_by(
-            CpuBackend(options.threads, variant.activations), variant.kv, options.chunk
-        )
-        for variant in variants
+    threads = () if options.threads is None else (f"backend.threads={options.threads}",)
+    # Against itself the f32 arithmetic would say nothing.
+    variants = VARIANTS[1:] if options.truth == "f32" else VARIANTS
+    settings = {
+        f"cpu, {a} activations, {kv} KV": (f"backend.activations={a}", f"kv.dtype={kv}") for a, kv in variants
     }
-    return compare(text.predicted_by(judge, "f32", options.chunk), others)
+
+    def opened(asked: tuple[str, ...]) -> Subject:
+        return Subject.open(Asked(model, (*threads, *asked)), options.window, models=1 + len(settings))
+
+    truth = opened(TRUTHS[options.truth])
+    window = min(options.window, truth.spec.context)
+    text = read_text(options.text, truth.tokenizer, Cut(window, options.tokens))
+    others = {label: opened(asked) for label, asked in settings.items()}
+
+    def walk(subject: Subject) -> Iterator[Predictions]:
+        return subject.predictions(text.windows, second_half=False)
+
+    return compare(walk(truth), {label: walk(one) for label, one in others.items()})
 
 
-def print_table(found: dict[str, Comparison], truth: str) -> None:
+def table(found: dict[str, Comparison], truth: str) -> list[str]:
     """Markdown. The error beside a change is that of paired tokens."""
     base = next(iter(found.values())).reference
-    print("| computed by | perplexity | change | same likeliest token | mean KL, nats |")
-    print("|---|--:|--:|--:|--:|")
-    print(f"| {truth}, f32 | {base.perplexity:.4f} ± {base.standard_error:.2f} | | | |")
+    lines = [
+        "| computed by | perplexity | change | same likeliest token | mean KL, nats |",
+        "|---|--:|--:|--:|--:|",
+        f"| {truth}, f32 | {base.perplexity:.4f} ± {base.standard_error:.2f} | | | |",
+    ]
     for label, one in found.items():
-        print(
+        lines.append(
             f"| {label} | {one.score.perplexity:.4f} | {one.change:+.3%} ± {one.change_error:.3%} "
             f"| {one.agreement:.2%} | {one.divergence:.2e} |"
         )
+    return lines
 
 
 if __name__ == "__main__":
