@@ -29,7 +29,7 @@ def write_checkpoint(directory: Path, seed: int = 0) -> Path:
     directory.mkdir(parents=True)
     save_file(_tensors(seed), directory / "model.safetensors")
     _write(directory / "config.json", _config())
-    _tokenizer().save(str(directory / "tokenizer.json"))
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
     _write(directory / "tokenizer_config.json", {"eos_token": SPECIAL[2], "chat_template": TEMPLATE})
     _write(directory / "generation_config.json", {"eos_token_id": [256, 258]})
     return directory
@@ -66,7 +66,7 @@ def _config() -> dict[str, Any]:
     }
 
 
-def _tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """One token per byte: any text can be written, and halves of characters occur."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -78,7 +78,7 @@ def _tokenizer() -> Tokenizer:
 
 def marked_tokenizer(markers: tuple[str, ...]) -> interfaces_tokenizer.Tokenizer:
     """The checkpoint's, to which `markers` are tokens, too."""
-    encoder = _tokenizer()
+    encoder = byte_tokenizer()
     encoder.add_special_tokens([text for text in markers if text not in SPECIAL])
     config = json.dumps({"eos_token": SPECIAL[2]}).encode()
     files = {"tokenizer.json": encoder.to_str().encode(), "tokenizer_config.json": config}

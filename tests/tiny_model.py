@@ -167,6 +167,9 @@ class TinyStore:
         }
         if not spec.tied_head:
             shapes[names.HEAD] = (spec.vocab, spec.hidden)
+        if spec.further:
+            shapes |= dict.fromkeys((names.EMBED_NORM, names.HIDDEN_NORM), (spec.hidden,))
+            shapes |= dict.fromkeys((names.JOIN_EMBED, names.JOIN_HIDDEN), (spec.hidden, spec.hidden))
         for index in range(spec.layers):
             parts = {**self._attention_shapes(), **self._ffn_shapes(index)}
             parts["attn_norm.weight"] = parts["ffn_norm.weight"] = (spec.hidden,)

@@ -101,7 +101,9 @@ def load_engine(
     if speculation is not None:
         contents = contents_of_store(store.manifest)
         own, known = footprint(contents, engine.kv), options.valid_tokens
-        engine.speculator = make_speculator(speculation, own, plan, cpu, known, _clock(made))
+        engine.speculator = make_speculator(speculation, own, plan, cpu, known, decoder, _clock(made))
+        # What shares a beginning needs the hidden state of its last token, to which another one is joined.
+        engine.pages.overlap = int(decoder.keeps_hidden)
     return engine
 
 

@@ -23,6 +23,7 @@ from strata.model.footprint import (
     contents_of_store,
     footprint,
 )
+from strata.model.further import check_further
 from strata.plan.advice import advise
 from strata.plan.footprint import Footprint
 from strata.plan.host import SPREADS
@@ -46,6 +47,9 @@ def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = No
     path = model_path(config.model.path)
     asked = convert_options(config.convert)
     contents = _contents(path, asked)
+    draft = _draft_contents(config)
+    if draft is not None and draft.spec.further:
+        check_further(draft.spec, contents.spec)
     model = _footprint(contents, config.kv.dtype, config.kv.page_tokens)
     options = plan_options(config, depth)
     plan = make_plan(model, hardware, options)
@@ -82,10 +86,10 @@ def plan_run(
     return plan_store(store, machine, options, kv_dtype=config.kv.dtype, page_tokens=config.kv.page_tokens)
 
 
-def _contents(path: Path, options: ConvertOptions) -> Contents:
-    """Of a store, a config.json without weights, or a checkpoint."""
+def _contents(path: Path, options: ConvertOptions, *, further: bool = False) -> Contents:
+    """Of a store, a config.json without weights, or a checkpoint. further: see `contents_of_store`."""
     if (path / MANIFEST).is_file():
-        return contents_of_store(read_manifest(path))
+        return contents_of_store(read_manifest(path), further=further)
     config = bare_config(path)
     if config is None:
         source = open_headers(path)
@@ -122,13 +126,16 @@ def _other_formats(
     return found
 
 
-def _draft_of(config: Config) -> Footprint | None:
-    """The numbers of the draft model, if one is to be used. Raises as `plan_model`."""
+def _draft_contents(config: Config) -> Contents | None:
+    """Of the draft model, or the layer that proposes, if one is to be used. Raises as `plan_model`."""
     name = draft_name(config)
-    if not name:
-        return None
-    contents = _contents(model_path(name), convert_options(config.convert))
-    return _footprint(contents, config.kv.dtype, config.kv.page_tokens)
+    return _contents(model_path(name), convert_options(config.convert), further=True) if name else None
+
+
+def _draft_of(config: Config) -> Footprint | None:
+    """Its numbers."""
+    contents = _draft_contents(config)
+    return None if contents is None else _footprint(contents, config.kv.dtype, config.kv.page_tokens)
 
 
 def plan_options(config: Config, depth: int | None = None) -> PlanOptions:

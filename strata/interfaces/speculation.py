@@ -13,6 +13,7 @@ from strata.hardware.profile import HardwareProfile
 from strata.interfaces.importing import Progress
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
+from strata.store.manifest import read_manifest
 
 LEAST_SHARE = 0.8
 """Of the model's tokens that a draft must know. What it lacks it cannot propose, and reads as another."""
@@ -53,6 +54,8 @@ def speculation_options(
         return SpeculationOptions(machine, lengths, asked.costs)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, path=name))
     path = store_path(other, progress=progress)
+    if read_manifest(path).spec.further:  # a layer of the model itself: the ids are the same
+        return SpeculationOptions(machine, lengths, asked.costs, path)
     ids = match_vocabularies(tokenizer, Tokenizer.load(path), name)
     return SpeculationOptions(machine, lengths, asked.costs, path, ids)
 

@@ -92,7 +92,7 @@ class SpeculativeBenchmark:
             asked = speculation_options(config, self.machine, tokenizer) or asked
         backend, known = engine.decoder.backend, engine.options.valid_tokens
         host = backend.cpu if isinstance(backend, HybridBackend) else backend
-        proposer = make_proposer(asked, self.plan, host, known)
+        proposer = make_proposer(asked, self.plan, host, known, engine.decoder)
         self.proposer = proposer.name
         model = footprint(contents_of_store(manifest), engine.kv)
         estimate = DecodeCost(model, self.plan, self.machine)

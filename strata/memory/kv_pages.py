@@ -43,13 +43,15 @@ class KvPages:
 
     share False: no request ever gets a page that another one computed. A page is a number: where its bytes
     lie is the backend's business, or that of `kv_tiers`, which sets `on_blank` to learn which pages' bytes
-    nobody wants any more.
+    nobody wants any more. overlap: tokens at the end of a shared beginning that are computed once more, for
+    somebody who needs more of them than their keys and values.
     """
 
     def __init__(self, total: int, page_tokens: int, share: bool = True) -> None:
         self.total = total
         self.page_tokens = page_tokens
         self.share = share
+        self.overlap = 0
         self.on_blank: Callable[[int], None] = lambda page: None
         # Last in, first out: a page just given back is the one whose bytes are still in the caches.
         self._blank = list(range(total - 1, -1, -1))
@@ -161,7 +163,11 @@ class KvPages:
 
     def _match(self, request: Request) -> Match:
         # A scored prompt needs the logits of all its tokens.
-        return self._tree.match(request.tokens[:-1]) if self.share and not request.scored else Match()
+        if not self.share or request.scored:
+            return Match()
+        match = self._tree.match(request.tokens[:-1])
+        common = len(match.pages) * self.page_tokens + match.common
+        return self._tree.match(request.tokens[: max(0, common - self.overlap)]) if self.overlap else match
 
     def _needed(self, tokens: int, match: Match) -> int:
         """Free pages that a request with this match takes away from others."""

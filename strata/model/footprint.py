@@ -34,12 +34,13 @@ class Contents:
     notes: tuple[str, ...] = ()
 
 
-def contents_of_store(manifest: Manifest) -> Contents:
-    """Of a converted model. UnsupportedError for a layer that predicts further tokens of one."""
-    if manifest.spec.further:
+def contents_of_store(manifest: Manifest, *, further: bool = False) -> Contents:
+    """Of a converted model. further: it may be a layer that predicts further tokens of one, which is
+    UnsupportedError else."""
+    if manifest.spec.further and not further:
         raise UnsupportedError(
             f"{manifest.spec.name} is one layer that predicts further tokens (MTP head), no model",
-            remedy="run the model that it belongs to; heads are kept in stores, but not computed yet",
+            remedy="run the model that it belongs to, with this one as its draft: strata run MODEL -md STORE",
         )
     return Contents(manifest.spec, manifest.tensors, manifest.layers)
 
@@ -121,6 +122,7 @@ def footprint(contents: Contents, kv: KvSpec) -> Footprint:
         activation_bytes=4 * max(_widest(spec, kv), row_elements(spec, kv.key_dim, kv.value_dim)),
         scratch_bytes=scratch_bytes(spec, kv.kv_heads, kv.value_dim),
         notes=contents.notes,
+        further=spec.further,
     )
 
 

@@ -41,7 +41,8 @@ class Footprint:
     expert_bytes: one expert's record, the largest should layers differ: a slot takes any. expert_total: of
     all experts' records. slices: parts an expert is cut into, so that each memory node can hold its own.
     page_tokens: of a KV page over all layers. activation_bytes: of one token in the widest layer, f32;
-    scratch_bytes: beside them, however many tokens there are.
+    scratch_bytes: beside them, however many tokens there are. further: no model, but a layer of one that
+    predicts further tokens.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Footprint:
     activation_bytes: int
     scratch_bytes: int = 0
     notes: tuple[str, ...] = ()
+    further: bool = False
 
     @property
     def page_bytes(self) -> int:

@@ -123,7 +123,8 @@ class _Planner:
         if pages * draft.page_bytes > room:
             context = pages = 0
         nbytes = pages * draft.page_bytes
-        cpus = self.choice.threads[self.choice.nodes[0]] if len(self.choice.nodes) > 1 else ()
+        alone = len(self.choice.nodes) > 1 and not draft.further  # such a layer is as large as the model's
+        cpus = self.choice.threads[self.choice.nodes[0]] if alone else ()
         return DraftPlan(draft.name, draft.total, context, kv.page_tokens, pages, nbytes, cpus)
 
     def _draft_of(self, host: HostPlan, kv: KvPlan) -> DraftPlan | None:

@@ -27,9 +27,12 @@ def make_request(name: str, prompt: list[int] | None = None) -> Request:
 class PagesMachine(RuleBasedStateMachine):
     """Requests come, compute, and go. contents: per page, what was written to each of its places."""
 
+    overlap = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.pages = KvPages(TOTAL, PAGE_TOKENS)
+        self.pages.overlap = self.overlap
         self.contents: list[list[object]] = [[None] * PAGE_TOKENS for _ in range(TOTAL)]
         self.running: list[Request] = []
         self.promised: dict[str, int] = {}
@@ -110,6 +113,14 @@ TestPagesMachine = PagesMachine.TestCase
 TestPagesMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
+class OverlapMachine(PagesMachine):
+    overlap = 2
+
+
+TestOverlapMachine = OverlapMachine.TestCase
+TestOverlapMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
 def computed(pages: KvPages, name: str, tokens: list[int], count: int | None = None) -> Request:
     """A request that has computed its first `count` tokens."""
     request = make_request(name, tokens)
@@ -148,6 +159,19 @@ def test_a_whole_prompt_that_is_there_leaves_its_last_token_to_compute() -> None
     second = make_request("b", list(range(8)))
     copy = pages.reserve(second, 9)
     assert second.computed == 7 and copy is not None
+
+
+@pytest.mark.parametrize(("common", "pages"), [(3, 0), (4, 0), (7, 1), (8, 1), (9, 2)])
+def test_the_last_token_of_a_shared_beginning_is_computed_once_more(common: int, pages: int) -> None:
+    """Where somebody needs more of it than its keys and values; its page is a copy then."""
+    found = KvPages(8, PAGE_TOKENS)
+    found.overlap = 1
+    found.release(computed(found, "a", list(range(12))))
+    second = make_request("b", [*range(common), 90, 91])
+    copy = found.reserve(second, 14)
+    assert (second.computed, second.shared) == (common - 1, common - 1)
+    assert len(second.pages) == pages + (copy is not None)
+    assert (copy is None) == ((common - 1) % PAGE_TOKENS == 0)
 
 
 def test_the_same_tokens_after_another_beginning_are_not_shared() -> None:
