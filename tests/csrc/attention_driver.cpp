@@ -30,6 +30,10 @@ struct Case {
     bool value_in_key;
     size_t group = 0;
     bool per_tensor = false;
+
+    // Tokens of a long prompt that are appended only: 70 rows behind them, and the last one, which is split,
+    // meet whatever all of them would, in a quarter of the time.
+    size_t silent() const { return tokens > 200 ? tokens - 71 : 0; }
 };
 
 // Scales of a tensor that clip nothing a normal number is.
@@ -82,7 +86,7 @@ std::vector<double> plain(const Case& c, const float* q, const float* k, const f
 void compare(const Case& c, const float* q, const float* k, const float* v, const float* sinks,
              const float* out) {
     double error = 0, size = 1e-12;
-    for (size_t row = 0; row < c.tokens; row += 1 + row / 7)
+    for (size_t row = c.silent(); row < c.tokens; row += 1 + row / 7)
         for (size_t head = 0; head < c.heads; head++) {
             const std::vector<double> wanted = plain(c, q, k, v, row, head, sinks);
             for (size_t d = 0; d < c.value_dim; d++) {
@@ -98,7 +102,7 @@ void compare(const Case& c, const float* q, const float* k, const float* v, cons
     std::exit(1);
 }
 
-// All but the last row in one step, that one in the next.
+// All but the last row in one step (a long prompt in two), that one in the next.
 void try_case(Cpu& cpu, const Case& c) {
     const size_t pages = (c.tokens + c.page_tokens - 1) / c.page_tokens;
     Memory memory(c, pages);
@@ -108,12 +112,13 @@ void try_case(Cpu& cpu, const Case& c) {
     const auto v = normal(c.value_in_key ? 0 : c.tokens * c.kv_heads * c.value_dim), sinks = normal(c.heads);
     const std::unique_ptr<float[]> out(new float[c.tokens * c.heads * c.value_dim]);
     const AttentionArgs args{c.heads, 0.1f, c.window, sinks.get()};
-    const size_t cut = c.tokens - 1;
+    const size_t cut = c.tokens - 1, silent = c.silent();
     for (const SequenceView step :
-         {SequenceView{0, cut, 0, table.get()}, SequenceView{cut, 1, cut, table.get()}}) {
+         {SequenceView{0, silent, 0, table.get()}, SequenceView{silent, cut - silent, silent, table.get()},
+          SequenceView{cut, 1, cut, table.get()}}) {
         const OpGuard guard(cpu);
         kv_append(cpu.pool, memory.layer, &step, 1, k.get(), v.get());
-        attention(cpu, args, memory.layer, &step, 1, q.get(), out.get());
+        if (step.start >= silent) attention(cpu, args, memory.layer, &step, 1, q.get(), out.get());
     }
     compare(c, q.get(), k.get(), v.get(), sinks.get(), out.get());
 }
