@@ -31,17 +31,17 @@ def within(budget: int, stats: Path) -> Refine:
 def table(choice: Choice) -> list[str]:
     """A line per part and run of layers with the same format; errors are means over the run."""
     runs: list[tuple[str, str, list[tuple[int | None, int, float]]]] = []
-    ordered = sorted(choice.chosen.items(), key=lambda item: item[0].part)  # stable: layers stay in order
+    ordered = sorted(choice.chosen.items(), key=lambda item: item[0].name)  # stable: layers stay in order
     for unit, offer in ordered:
-        if not runs or runs[-1][:2] != (unit.part, offer.format):
-            runs.append((unit.part, offer.format, []))
+        if not runs or runs[-1][:2] != (unit.name, offer.format):
+            runs.append((unit.name, offer.format, []))
         runs[-1][2].append((unit.layer, offer.bytes, offer.error))
-    lines = [f"{'part':8} {'layers':>9} {'format':>7} {'bytes':>10}  error of its outputs"]
+    lines = [f"{'part':21} {'layers':>9} {'format':>7} {'bytes':>10}  error of its outputs"]
     for part, fmt, several in runs:
         first, last = several[0][0], several[-1][0]
         layers = "" if first is None else str(first) if first == last else f"{first}-{last}"
         error = sum(entry[2] for entry in several) / len(several)
         size = format_size(sum(entry[1] for entry in several))
-        lines.append(f"{part:8} {layers:>9} {fmt:>7} {size:>10}  {error:.2e}")
+        lines.append(f"{part:21} {layers:>9} {fmt:>7} {size:>10}  {error:.2e}")
     total = format_size(choice.bytes)
     return [*lines, f"weights: {total} of a budget of {format_size(choice.budget)}"]

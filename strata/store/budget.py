@@ -1,7 +1,7 @@
 """Formats under a byte budget: bits go to where they take most error away per byte.
 
-`budget_errors` says what the error of a format is. All experts of a layer have one layout, so a choice is
-per layer and part, not per expert.
+`budget_errors` says what the error of a format is. All experts of a layer have one layout, so they have one
+choice; other matrices have one each.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from strata.config.units import format_bytes, format_size
 from strata.errors import CapacityError
 from strata.plan.spec import ModelSpec
+from strata.store import names
 from strata.store.budget_errors import FormatErrors, Unit
 from strata.store.calibration import CalibrationStats
 from strata.store.formats import FORMATS, PackedShape, expert_slices
@@ -72,7 +73,7 @@ def choose_formats(
         check_same_model(stats, source, spec, targets)
     plan = Planner(source, spec, options).plan(targets, experts)
     errors = FormatErrors(source, spec, targets, experts, options, stats)
-    units = [unit for unit in _units(spec, plan, targets) if options.wanted(unit.part, unit.layer) == AUTO]
+    units = [unit for unit in _units(spec, plan, targets) if _open(unit, options)]
     offers = {unit: _offers(unit, plan, targets, options, errors) for unit in units}
     scaled = _room_for_scaling(plan, options)
     fixed = scaled + _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
@@ -157,11 +158,16 @@ def _best_step(
     return found
 
 
+def _open(unit: Unit, options: ConvertOptions) -> bool:
+    """Whether its format was left to the budget."""
+    return options.wanted(unit.part, unit.layer, unit.matrix) == AUTO
+
+
 def _units(spec: ModelSpec, plan: ConversionPlan, targets: Sequence[TargetTensor]) -> Iterator[Unit]:
     kinds = {target.kind for target in targets}
+    places = [names.place(target.name) for target in targets if target.kind == "shared"]
     for layer in range(spec.layers):
-        if any(Unit("shared", layer).holds(target) for target in targets):
-            yield Unit("shared", layer)
+        yield from (Unit("shared", layer, matrix) for at, matrix in places if at == layer)
         if layer in plan.layers:
             yield Unit("experts", layer)
     if "head" in kinds:
@@ -239,10 +245,10 @@ def _room_for_scaling(plan: ConversionPlan, options: ConvertOptions) -> int:
 def _as_options(options: ConvertOptions, chosen: Mapping[Unit, Offer]) -> ConvertOptions:
     """Layers in runs: experts.0-3."""
     overrides = dict(options.overrides)
-    for part in ("shared", "experts"):
+    for part in dict.fromkeys(unit.name for unit in chosen if unit.layer is not None):
         runs: list[list[Any]] = []  # [first, last, format]
         for unit, offer in chosen.items():
-            if unit.part != part:
+            if unit.name != part:
                 continue
             if runs and runs[-1][1:] == [(unit.layer or 0) - 1, offer.format]:
                 runs[-1][1] = unit.layer

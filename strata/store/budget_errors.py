@@ -52,21 +52,25 @@ _TRIED_EXPERTS = 4
 
 @dataclass(frozen=True)
 class Unit:
-    """What gets one format: part "experts" or "shared" of a layer, or "head" or "embed"."""
+    """What gets one format: all experts of a layer, one matrix of its part "shared", or "head" or "embed"."""
 
     part: str
     layer: int | None = None
+    matrix: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is in any layer."""
+        return self.matrix or self.part
 
     @property
     def key(self) -> str:
         """As `ConvertOptions.overrides` writes it."""
-        return self.part if self.layer is None else f"{self.part}.{self.layer}"
+        return self.name if self.layer is None else f"{self.name}.{self.layer}"
 
     def holds(self, target: TargetTensor) -> bool:
-        """Whether a shared tensor belongs to it."""
-        if self.layer is None or target.kind != self.part:
-            return target.kind == self.part and self.layer is None
-        return target.name.startswith(names.layer(self.layer, ""))
+        """Whether a tensor that is no routed expert's belongs to it."""
+        return target.kind == self.part and (self.layer, self.matrix) == names.place(target.name)
 
 
 def relative_error(samples: Iterable[Sample], fmt: WeightFormat) -> float:

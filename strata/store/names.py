@@ -54,3 +54,9 @@ def expert_file(index: int) -> str:
 def expert_record(expert: ExpertId) -> str:
     """Name of an expert's record inside its shard."""
     return f"layers.{expert.layer}"
+
+
+def place(name: str) -> tuple[int | None, str]:
+    """Inverse of `layer`, without ".weight": (3, "attn.qkv"); (None, "") for what is in no layer."""
+    parts = name.split(".", 2)
+    return (int(parts[1]), parts[2].removesuffix(".weight")) if parts[0] == "layers" else (None, "")

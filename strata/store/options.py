@@ -14,7 +14,10 @@ from strata.store.methods import METHODS, PLAIN, check_format, check_methods
 
 AUTO = "auto"
 DEFAULT_FORMATS = {"experts": "w4g64", "shared": "w4g128", "head": "w8", "embed": "w8"}
-_LAYERED = ("experts", "shared")
+_ATTENTION = ("qkv", "out", "q", "q_a", "q_b", "kv_a", "k_b", "v_b")
+_FFN = ("mlp.gate_up", "mlp.down", "shared_expert.gate_up", "shared_expert.down")
+_LAYERED = ("experts", "shared", *(f"attn.{name}" for name in _ATTENTION), *_FFN)
+"""What formats of single layers are asked of: parts, and matrices of the part "shared"."""
 _NEAR_LOSSLESS = "w8g32"  # for block types of more than four bits that no format holds exactly
 _FINE_TYPES = frozenset({"Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_1", "Q8_K"})
 
@@ -25,8 +28,9 @@ class ConvertOptions:
 
     keep_quantized False: "auto" never keeps the source's quantization. slices: parts that an expert's
     width is cut into. allow_nan: NaN and Inf become 0 and are counted in the manifest. overrides: formats
-    of single layers, {"experts.0-3": "bf16", "shared.47": "w8"}. exact: where "auto" keeps nothing, it is f16
-    for F16 and bf16 for all else instead of DEFAULT_FORMATS: what others are measured against.
+    of single layers, {"experts.0-3": "bf16", "shared.47": "w8", "mlp.down.47": "bf16"}. exact: where "auto"
+    keeps nothing, it is f16 for F16 and bf16 for all else instead of DEFAULT_FORMATS: what others are
+    measured against.
     budget: where formats were chosen for a number of bytes: that number, and what each choice costs.
     methods: how parts are rounded, {"experts": "gptq"} (see methods.py; plain where not named); act_order:
     gptq takes the columns with the largest inputs first; alpha: of awq and smooth, instead of a search;
@@ -70,12 +74,16 @@ class ConvertOptions:
         if not 1 <= self.slices <= 64:
             raise UsageError(f"slices is {self.slices}", remedy="use 1 to 64; one per memory node is right")
 
-    def wanted(self, part: str, layer: int | None) -> str:
-        """The format asked for `part` ("experts", "shared", "head", "embed") of a layer, or "auto"."""
-        for key, value in self.overrides.items():
-            name, first, last = _parse_key(key)
-            if layer is not None and name == part and first <= layer <= last:
-                return value
+    def wanted(self, part: str, layer: int | None, matrix: str = "") -> str:
+        """The format asked for `part` ("experts", "shared", "head", "embed") of a layer, or "auto".
+
+        matrix: which of the part's, e.g. "mlp.down"; what was said of it alone counts before its part's.
+        """
+        for asked_of in (matrix, part):
+            for key, value in self.overrides.items():
+                name, first, last = _parse_key(key)
+                if layer is not None and name == asked_of and first <= layer <= last:
+                    return value
         asked: str = getattr(self, part)
         return asked
 
@@ -122,11 +130,12 @@ def _check_format(key: str, value: str) -> None:
 
 def _parse_key(key: str) -> tuple[str, int, int]:
     """ "experts.0-3" -> ("experts", 0, 3)."""
-    found = re.fullmatch(r"(\w+)\.(\d{1,6})(?:-(\d{1,6}))?", key)
+    found = re.fullmatch(r"([a-z_.]+)\.(\d{1,6})(?:-(\d{1,6}))?", key)
     first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
     if found is None or found[1] not in _LAYERED or last < first:
         raise UsageError(
-            f"override {key!r} names no layers", remedy="write e.g. experts.0-3 or shared.47, first layer 0"
+            f"override {key!r} names no layers",
+            remedy=f"write e.g. experts.0-3 or mlp.down.47, first layer 0; there are {', '.join(_LAYERED)}",
         )
     return found[1], first, last
 
@@ -141,13 +150,18 @@ class Choice:
 
 
 def choose(
-    options: ConvertOptions, part: str, layer: int | None, kept: set[str | None], types: set[str]
+    options: ConvertOptions,
+    part: str,
+    layer: int | None,
+    kept: set[str | None],
+    types: set[str],
+    matrix: str = "",
 ) -> Choice:
     """Format of a matrix whose sources have dtypes `types` and could be kept as `kept` (None: not at all).
 
-    A part with a method of its own is rounded anew, whatever the source has.
+    A part with a method of its own is rounded anew, whatever the source has. matrix: as `wanted` has it.
     """
-    asked = options.wanted(part, layer)
+    asked = options.wanted(part, layer, matrix)
     if options.method(part) != PLAIN:
         choice = Choice(FORMATS[DEFAULT_FORMATS[part] if asked == AUTO else asked])
         check_format(options.method(part), choice.format, part)

@@ -143,9 +143,9 @@ class Planner:
         rows = target_rows(self._source, target, guard, 0)
         if not target.interleave:
             self._check_size(target, rows.count * rows.cols)
-        choice = choose(
-            self._options, target.kind, _layer_of(target.name), self._keepable(target.sources), types
-        )
+        layer, matrix = names.place(target.name)
+        kept = self._keepable(target.sources)
+        choice = choose(self._options, target.kind, layer, kept, types, matrix)
         self._note(target.kind, choice)
         self._kept[target.name] = (choice.kept,)
         return TensorRecord((rows.count, rows.cols), choice.format.name, self._exact(choice, types), source)
@@ -238,9 +238,3 @@ class Planner:
 
 def _named(blocks: Sequence[SourceRows]) -> str:
     return " + ".join(dict.fromkeys(block.name for block in blocks))
-
-
-def _layer_of(name: str) -> int | None:
-    """Decoder layer of a Strata tensor name."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "layers" else None

@@ -28,7 +28,11 @@ _GRID = "perplexity"
 @click.option("--embed", default="auto", metavar=_FORMAT, help="Token embedding.")
 @click.option("--slices", type=int, metavar="N", help="Parts an expert is cut into, one per memory node.")
 @click.option(
-    "--layer-format", "layers", multiple=True, metavar="PART.LAYERS=FORMAT", help="E.g. experts.0-3=bf16."
+    "--layer-format",
+    "layers",
+    multiple=True,
+    metavar="PART.LAYERS=FORMAT",
+    help="E.g. experts.0-3=bf16, mlp.down.5=w8.",
 )
 @click.option(
     "--method",
