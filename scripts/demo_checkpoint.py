@@ -6,7 +6,8 @@ The demo ships in 4 bits, which its training rounded to: quantizing it again wou
 every channel between two matrices is scaled by a random factor in the one and by its inverse in the other
 (norms and what reads them, values and output, up and down), which changes no output beyond the rounding to
 bf16. Factors are log-normal (sigma 0.35), and 2 % of the norms' channels 16 times larger: trained models have
-such outliers in their activations.
+such outliers in their activations. With --expert-outliers as many channels inside every expert are made
+larger, too: others in each, so that what one expert reads says nothing about another.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _FILES = (
 class Scales:
     """Random factors, always the same."""
 
-    def __init__(self, seed: int, size: float) -> None:
+    def __init__(self, seed: int, size: float, *, expert_outliers: bool = False) -> None:
         self._random = np.random.default_rng(seed)
         self._size = size
+        self._expert_outliers = expert_outliers
 
     def channels(self, count: int) -> F32:
         """Log-normal."""
@@ -57,6 +59,10 @@ class Scales:
         chosen = self._random.choice(count, max(1, round(OUTLIERS * count)), replace=False)
         found[chosen] *= OUTLIER**self._size
         return found
+
+    def inner(self, count: int) -> F32:
+        """Of an expert's intermediate vector."""
+        return self.norm(count) if self._expert_outliers else self.channels(count)
 
 
 def layer_tensors(store: Store, index: int, scales: Scales) -> dict[str, F32]:
@@ -90,7 +96,7 @@ def _experts(store: Store, index: int, norm: F32, scales: Scales) -> dict[str, F
     found = {}
     for expert in range(store.manifest.expert_count):
         gate, up, down = expert_matrices(store, ExpertId(index, expert))
-        inner = scales.channels(len(up))
+        inner = scales.inner(len(up))
         prefix = f"model.layers.{index}.mlp.experts.{expert}."
         found[prefix + "gate_proj.weight"] = gate / norm
         found[prefix + "up_proj.weight"] = up / norm * inner[:, None]
@@ -110,10 +116,10 @@ def expert_matrices(store: Store, expert: ExpertId) -> tuple[F32, F32, F32]:
     return np.concatenate(gates), np.concatenate(ups), np.concatenate(downs, axis=1)
 
 
-def write_checkpoint(out: Path, *, seed: int = 0, size: float = 1.0) -> Path:
+def write_checkpoint(out: Path, *, seed: int = 0, size: float = 1.0, expert_outliers: bool = False) -> Path:
     """The folder; size 0 leaves the weights where they are."""
     out.mkdir(parents=True)
-    source, scales = model_path("demo"), Scales(seed, size)
+    source, scales = model_path("demo"), Scales(seed, size, expert_outliers=expert_outliers)
     with Store.open(source) as store:
         tensors = {
             "model.embed_tokens.weight": unpack(store.tensor(names.EMBED)),
@@ -136,11 +142,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=float, default=1.0, help="of the factors' logarithms; 0: none [1]")
+    parser.add_argument("--expert-outliers", action="store_true", help="inside of every expert, too")
     options = parser.parse_args()
     if options.out.exists():
         print(f"demo_checkpoint: {options.out} exists", file=sys.stderr)
         return 1
-    print(write_checkpoint(options.out, seed=options.seed, size=options.size))
+    chosen = {"seed": options.seed, "size": options.size, "expert_outliers": options.expert_outliers}
+    print(write_checkpoint(options.out, **chosen))
     return 0
 
 

@@ -58,6 +58,10 @@ class Row:
     alpha: str = ""
     gguf: Path | None = None
 
+    def called(self, name: str) -> bool:
+        """Whether `name` is part of the row's, or with = before it the whole."""
+        return name[1:] == self.name if name.startswith("=") else name in self.name
+
     @property
     def timed(self) -> bool:
         """KV at no depth costs no time, and files of others are not run as they are."""
@@ -156,7 +160,7 @@ class Table:
     def missing(self, steps: Sequence[str], names: Sequence[str]) -> Iterator[tuple[Row, str]]:
         """What is not done yet when it is asked for, in the order in which it can be done."""
         for row in self.rows:
-            if not any(name in row.name for name in names) or (row.stats == "shared" and self._dense()):
+            if not any(row.called(name) for name in names) or (row.stats == "shared" and self._dense()):
                 continue
             for step in _CALLS if row.timed else STEPS[:2]:
                 done = self.results.get(row.name, {})
@@ -296,7 +300,9 @@ def main() -> int:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--work", type=Path, required=True, help="folder for stores and results")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)} [all]")
-    parser.add_argument("--rows", default="", help="only rows whose name holds one of these: gptq,awq")
+    parser.add_argument(
+        "--rows", default="", help="only those whose name holds one of these, or is: gptq,=w8"
+    )
     parser.add_argument("--seconds", type=float, help="begin nothing new after these")
     parser.add_argument("--tokens", type=int, help="of the text, at most")
     parser.add_argument("--gguf", action="append", default=[], metavar="NAME=FILE", help="one more row")

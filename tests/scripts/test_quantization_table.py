@@ -83,10 +83,11 @@ def test_rows_are_made_once_and_failures_are_said(calls: list[list[str]], tmp_pa
 
 
 def test_only_what_is_asked_for(calls: list[list[str]], tmp_path: Path) -> None:
-    fill(Table("smollm2.gguf", tmp_path, [], ROWS), options(steps="convert", rows="w4g128"))
-    assert [call[0] for call in calls] == ["convert"]
+    fill(Table("smollm2.gguf", tmp_path, [], ROWS), options(steps="convert", rows="w4g128,=w8"))
+    assert [call[call.index("--experts") + 1] for call in calls] == ["w8", "w4g128"]
+    calls.clear()
     fill(Table("smollm2.gguf", tmp_path, [], ROWS), options(seconds=-1.0))
-    assert len(calls) == 1
+    assert not calls
 
 
 def test_rows_of_the_same_formats_and_settings_share_a_speed(calls: list[list[str]], tmp_path: Path) -> None:
