@@ -80,8 +80,9 @@ class EngineConfig:
 class SpeculativeConfig:
     """Speculative decoding. use: auto is draft where there is one, else ngram (prompt n-grams).
 
-    draft: a small model with the same tokenizer, as model.path has it. start, least, most: tokens of a draft;
-    costs: drafts are cut to what pays, by measured step times.
+    draft: a small model with the same tokenizer, as model.path has it, or a store of the model's own layer
+    that predicts further tokens. start, least, most: tokens of a draft; costs: drafts are cut to what pays,
+    by measured step times.
     """
 
     use: Literal["auto", "off", "ngram", "draft"] = "auto"

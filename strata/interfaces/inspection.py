@@ -137,7 +137,7 @@ def describe(found: Inspection) -> str:
             f"{counts.per_expert:,} parameters each"
         )
     if spec.further:
-        lines.append("  MTP head     predicts the token after the next; no model of its own")
+        lines.append("  MTP head     predicts the token after the next: strata run MODEL -md THIS")
     left_out = [f"  left out     {note}" for note in found.notes]
     lines += [*_part_lines(found.summary), *_quality_lines(found)]
     if found.smoothed:

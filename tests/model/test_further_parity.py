@@ -150,6 +150,7 @@ def test_embedding_and_head_of_the_model(tmp_path: Path) -> None:
 def test_a_layer_of_another_model_is_refused(checkpoints: Callable[[str], Stores]) -> None:
     model, further = checkpoints("glm4_moe")
     check_further(further.spec, model.spec)
+    check_further(further.spec, checkpoints("glm4_moe in GGUF").model.spec)
     others = (
         ({"hidden": 128}, "hidden size is 64, .* is 128"),
         ({"vocab": 300}, "vocabulary is 256, .* is 300"),

@@ -9,8 +9,9 @@ import click
 
 from strata.config import Override
 
+_DRAFTERS = ("-md", "--model-draft", "--draft-model")
 FLAGS = (
-    (("-md", "--model-draft", "--draft-model"), "speculative.draft", "PATH", "Small model that proposes."),
+    (_DRAFTERS, "speculative.draft", "PATH", "Small model that proposes, or MTP layer."),
     (("--draft", "--draft-max", "--draft-n"), "speculative.most", "N", "Tokens of a draft, at most [16]."),
 )
 
