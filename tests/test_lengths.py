@@ -27,6 +27,14 @@ def functions(body: Sequence[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFu
             yield from functions(getattr(statement, part, ()))
 
 
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From `def` to the last line, without the docstring: that of a command is its help."""
+    first = function.body[0]
+    assert function.end_lineno is not None and first.end_lineno is not None
+    silent = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) is not None else 0
+    return function.end_lineno - function.lineno + 1 - silent
+
+
 def test_files_have_at_most_400_lines() -> None:
     found = sources(("strata", "csrc", "scripts", "tests"), "py", "cpp", "h", "cu", "cuh")
     lengths = {str(path): len(text.splitlines()) for path, text in found}
@@ -38,7 +46,6 @@ def test_functions_have_at_most_60_lines() -> None:
     lengths = {}
     for path, text in sources(("strata", "scripts"), "py"):
         for one in functions(ast.parse(text).body):
-            assert one.end_lineno is not None
-            lengths[f"{path}:{one.lineno} {one.name}"] = one.end_lineno - one.lineno + 1
+            lengths[f"{path}:{one.lineno} {one.name}"] = lines_of(one)
     assert len(lengths) > 3000
     assert {place: lines for place, lines in lengths.items() if lines > MOST_LINES_OF_A_FUNCTION} == {}

@@ -20,8 +20,8 @@ from strata.hardware.cpu import choose_cpus
 from strata.memory.expert_slots import Claim
 from strata.memory.transfer import Priority
 from strata.model.decoder import Decoder
-from strata.plan.cost import speeds_of
 from strata.plan.spec import AttentionSpec, ExpertSpec, ModelSpec, RopeSpec, RouterSpec
+from strata.plan.speeds import speeds_of
 from strata.store import names
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape, PackedTensor
 

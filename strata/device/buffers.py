@@ -122,6 +122,16 @@ class Buffer:
         if self.allocation.freed:
             raise FreedBufferError(f"{self} is used after it was freed", remedy="free it after its last use")
 
+    def require_whole(self) -> None:
+        """What may be freed: FreedBufferError for the second time, BufferKindError for a part."""
+        if self.allocation.freed:
+            raise FreedBufferError(f"{self} is freed twice", remedy="free each allocation once")
+        if self.nbytes != self.allocation.nbytes:
+            raise BufferKindError(
+                f"{self} has {self.nbytes} of its allocation's {self.allocation.nbytes} bytes",
+                remedy="free the buffer that alloc returned",
+            )
+
     def require_host(self) -> None:
         """FreedBufferError or BufferKindError when the host may not look at these bytes."""
         self.require_live()

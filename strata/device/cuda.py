@@ -23,7 +23,6 @@ from strata.device.buffers import (
     Bytes,
     DeviceError,
     EventError,
-    FreedBufferError,
     PageLockError,
     bytes_at,
     flat_bytes,
@@ -116,16 +115,9 @@ class CudaDevice:
 
     def free(self, buffer: Buffer) -> None:
         """cudaFree, cudaFreeHost or cudaHostUnregister, whichever undoes the allocation."""
-        allocation = buffer.allocation
-        if allocation.freed:
-            raise FreedBufferError(f"{buffer} is freed twice", remedy="free each allocation once")
-        if buffer.nbytes != allocation.nbytes:
-            raise BufferKindError(
-                f"{buffer} has {buffer.nbytes} of its allocation's {allocation.nbytes} bytes",
-                remedy="free the buffer that alloc returned",
-            )
-        self._release(allocation)
-        self._live.remove(allocation)
+        buffer.require_whole()
+        self._release(buffer.allocation)
+        self._live.remove(buffer.allocation)
 
     # Streams and events
 

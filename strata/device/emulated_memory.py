@@ -11,10 +11,8 @@ from strata.device.buffers import (
     Allocation,
     Buffer,
     BufferKind,
-    BufferKindError,
     Bytes,
     DeviceError,
-    FreedBufferError,
     flat_bytes,
 )
 from strata.device.emulated_races import Shadow
@@ -118,14 +116,8 @@ class Memory:
 
     def give_back(self, buffer: Buffer) -> None:
         """Poison and forget; the caller has checked that nothing uses it any more."""
+        buffer.require_whole()
         allocation = own(buffer)
-        if allocation.freed:
-            raise FreedBufferError(f"{buffer} is freed twice", remedy="free each allocation once")
-        if buffer.nbytes != allocation.nbytes:
-            raise BufferKindError(
-                f"{buffer} has {buffer.nbytes} of its allocation's {allocation.nbytes} bytes",
-                remedy="free the buffer that alloc returned",
-            )
         allocation.check_guards()
         allocation.poison()
         allocation.freed = True

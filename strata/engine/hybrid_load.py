@@ -26,10 +26,10 @@ from strata.memory.heat import Heat
 from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES
 from strata.model.decoder import Decoder
-from strata.plan.cost import Speeds, speeds_of
 from strata.plan.figures import device_figures
 from strata.plan.plan import DevicePlan, Plan
 from strata.plan.spec import ModelSpec
+from strata.plan.speeds import Speeds, speeds_of
 from strata.store.reader import Store
 
 LOCK_BYTES_PER_S = 2.5e9

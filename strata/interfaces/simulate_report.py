@@ -19,7 +19,9 @@ from strata.hardware.profile import HardwareProfile
 from strata.interfaces.simulation import Simulated, Workload
 
 _WIDTH = 118
-_NOTE = "Nothing here was measured: seconds are the cost model's (strata/plan/cost.py names every constant)."
+_NOTE = (
+    "Nothing here was measured: seconds are the cost model's (strata/plan/cost.py, speeds.py: its constants)."
+)
 
 
 def report(found: Sequence[Simulated], machine: HardwareProfile, work: Workload) -> str:

@@ -16,10 +16,10 @@ from strata.errors import UsageError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.planning import model_of, plan_options
 from strata.interfaces.traces import open_traces
-from strata.plan.cost import speeds_of
 from strata.plan.footprint import Footprint
 from strata.plan.plan import Plan, Prediction
 from strata.plan.planner import make_plan
+from strata.plan.speeds import speeds_of
 
 
 @dataclass(frozen=True)

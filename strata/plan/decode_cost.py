@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Placement, Step, speeds_of, step_cost
+from strata.plan.cost import Placement, Step, step_cost
 from strata.plan.footprint import Footprint
 from strata.plan.plan import Plan
 from strata.plan.routing import UNIFORM, published_curve
+from strata.plan.speeds import speeds_of
 
 
 class DecodeCost:

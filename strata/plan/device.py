@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from strata.errors import CapacityError
 from strata.plan.activations import PIECES_BYTES, logit_row_elements
-from strata.plan.cost import Speeds
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
 from strata.plan.plan import DevicePlan, Part
+from strata.plan.speeds import Speeds
 from strata.plan.stream import StreamRing, stream_ring
 
 MIB = 1 << 20

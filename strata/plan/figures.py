@@ -5,8 +5,9 @@ from __future__ import annotations
 from strata.device.figures import DeviceFigures, LinkFigures
 from strata.errors import HardwareError
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import COPY_SECONDS, DEVICE_MACS_SHARE, DEVICE_READ_SHARE, LAUNCH_SECONDS
+from strata.plan.cost import COPY_SECONDS, LAUNCH_SECONDS
 from strata.plan.device import DRIVER_BYTES
+from strata.plan.speeds import DEVICE_MACS_SHARE, DEVICE_READ_SHARE
 
 ONE_COPY_SECONDS = 2e-6
 """Of each further copy of a batch; assumed."""

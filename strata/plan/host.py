@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from strata.errors import CapacityError
 from strata.hardware.numa import MemoryNode
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Spread, speeds_of
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
 from strata.plan.plan import HostPlan, Part, SpreadBytes
+from strata.plan.speeds import Spread, speeds_of
 
 PROCESS_BYTES = 1 << 30
 """The interpreter, buffers, the system's own; assumed (`strata run` itself takes about 0.3 GiB)."""

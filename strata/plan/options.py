@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from strata.plan.cost import Misses, Spread
+from strata.plan.cost import Misses
 from strata.plan.footprint import Footprint
+from strata.plan.speeds import Spread
 
 RESERVE = 3 << 30
 """Device memory that stays free, as field report A needed it for 8 hours of serving."""

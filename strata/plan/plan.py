@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from strata.plan.cost import Lane, Misses, Spread
+from strata.plan.cost import Lane, Misses
 from strata.plan.options import Tier
+from strata.plan.speeds import Spread
 from strata.plan.stream import StreamRing
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Placement, Speeds, Step, StepCost, speeds_of, step_cost
+from strata.plan.cost import Placement, Step, StepCost, step_cost
 from strata.plan.device import cut, device_memory, staging_bytes
 from strata.plan.footprint import Footprint
 from strata.plan.host import HostMemory, host_memory, plan_host
@@ -17,6 +17,7 @@ from strata.plan.nodes import choose_nodes
 from strata.plan.options import PlanOptions, Tier
 from strata.plan.plan import DevicePlan, DraftPlan, HostPlan, KvPlan, NodeThreads, Part, Plan, Prediction
 from strata.plan.routing import UNIFORM, HitCurve, published_curve
+from strata.plan.speeds import Speeds, speeds_of
 
 DEPTH = 4096
 """Tokens of context at which speeds are predicted when nothing else is asked."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strata.plan.cost import Placement, Speeds, Step, base_seconds
+from strata.plan.cost import Placement, Step, base_seconds
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
+from strata.plan.speeds import Speeds
 
 STREAM_EXPERTS = 4
 """Experts of one buffer; assumed."""

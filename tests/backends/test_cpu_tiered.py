@@ -30,8 +30,8 @@ from strata.memory.experts import ExpertSpace
 from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES
 from strata.model.decoder import Decoder
-from strata.plan.cost import Speeds
 from strata.plan.spec import ModelSpec
+from strata.plan.speeds import Speeds
 from strata.store.formats import FORMATS, ExpertLayout
 
 SPECS = {"moe": moe_spec(3), "gpt_oss": gpt_oss_spec(), "mla": mla_spec()}

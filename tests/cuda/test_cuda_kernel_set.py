@@ -28,7 +28,7 @@ from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.speculator import Speculator
 from strata.interfaces.models import open_model
 from strata.model.decoder import Decoder
-from strata.plan.cost import Speeds
+from strata.plan.speeds import Speeds
 from strata.store.reader import Store
 
 DEMO = Path(strata.__file__).parent / "demo"

@@ -80,14 +80,15 @@ def test_f32_arithmetic_is_the_references(demo: Model) -> None:
 
 
 def test_the_demo_models_perplexity(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured: +0.02 % with a standard error of 0.04 %; 98 of 100 likeliest tokens the same."""
-    count = len(demo.tokens)
+    """On the whole text: +0.02 % with a standard error of 0.04 %; 98 of 100 likeliest tokens the same.
+    Half of it leaves the error at a fifth of the bound."""
+    count = len(demo.tokens) // 2
     truth = demo.walk(count, "cpu", "f32", "f32")
     others = {"this processor's": demo.walk(count, "cpu", "int8", "int8")}
     monkeypatch.setenv("STRATA_ISA", "avx2")
     others["avx2"] = demo.walk(count, "cpu", "int8", "int8")
     for found in compare(truth, others).values():
-        assert len(found.same_top) > 8000
+        assert len(found.same_top) > 4000
         assert abs(found.change) < BOUND
         assert found.agreement > 0.97 and found.divergence < 0.002
 
@@ -110,8 +111,8 @@ def test_smollm2s_f32_arithmetic_is_the_references(smollm2: Model) -> None:
 @needs_smollm2
 def test_smollm2s_perplexity(smollm2: Any) -> None:
     """Measured on the whole text: +0.26 % with a standard error of 0.10 %; so small a model with such large
-    outliers among its activations is as hard as it gets. 2,000 tokens cannot tell that from the bound, so
+    outliers among its activations is as hard as it gets. 1,200 tokens cannot tell that from the bound, so
     the divergence is held as well: it is what perplexity rises by on average, with a tenth of the noise."""
-    found = smollm2.beside_f32(2000, "f32")
+    found = smollm2.beside_f32(1200, "f32")
     assert found.change < BOUND + 2 * found.change_error
     assert found.agreement > 0.95 and found.divergence < 0.004

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ticking_clock import TickingClock
 from tiny_model import VOCAB, TinyStore, gpt_oss_spec, make_backend, mla_spec, moe_spec
 
 from strata.core import Batch, Sequence
@@ -36,17 +37,6 @@ from strata.plan.spec import ModelSpec
 
 CHUNK = 16
 SPECS = {"moe": moe_spec(), "gpt_oss": gpt_oss_spec(), "mla": mla_spec()}
-
-
-class Clock:
-    """Advances by one second whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 def make_engine(spec: ModelSpec, timer: OpTimer | None = None, **changes: object) -> Engine:
@@ -117,7 +107,7 @@ def test_a_run_by_a_clock_that_ticks_once(name: str) -> None:
     """A run reads the clock twice, so it takes one second: rates are then plain counts."""
     engine = make_engine(SPECS[name])
     probes = iter(range(1, 100))
-    bench = Bench(engine, lambda: Limits(float(next(probes)), 7.0), clock=Clock())
+    bench = Bench(engine, lambda: Limits(float(next(probes)), 7.0), clock=TickingClock())
     prefill = bench.measure(Case("prefill", 40), 2)
     decode = bench.measure(Case("decode", 5, depth=20, streams=3), 2)
     assert [(run.tokens, run.seconds) for run in prefill.runs] == [(40, 1.0)] * 2
@@ -137,7 +127,7 @@ def test_a_run_by_a_clock_that_ticks_once(name: str) -> None:
 def test_bytes_are_the_engines_account() -> None:
     """Five steps of one stream: the shared weights five times, two experts a step, KV from depth 10 on."""
     engine = make_engine(moe_spec())
-    run = Bench(engine, Limits, clock=Clock()).measure(Case("decode", 5, depth=9), 1).runs[0]
+    run = Bench(engine, Limits, clock=TickingClock()).measure(Case("decode", 5, depth=9), 1).runs[0]
     decoder, kv = engine.decoder, engine.kv
     tokens = sum(range(11, 16))
     expected = 5 * (decoder.shared_bytes + 2 * decoder.expert_bytes[1])
@@ -251,7 +241,7 @@ def test_attention_costs_follow_the_window() -> None:
 
 
 def test_a_backend_without_a_clock_is_timed_from_outside() -> None:
-    timer, spec = OpTimer(time=Clock()), moe_spec()
+    timer, spec = OpTimer(time=TickingClock()), moe_spec()
     decoder = Decoder(spec, TinyStore(spec), timer.wrap(make_backend("reference", None, "f32")))
     engine = Engine(decoder, EngineOptions(64, 16, VOCAB, 8, "f32", CHUNK))
     run = Bench(engine, Limits, timer=timer).measure(Case("decode", 4), 1).runs[0]

@@ -98,8 +98,9 @@ def test_forecast_beats_lru_and_lfu_on_every_open_trace(
     """Even with eviction alone: refusing misses is an advantage on top."""
     trace = routes[name]
     slots = trace.header.space.total * share // 100
-    for admit_all in (False, True):
-        results = by_policy(trace, slots, "lru", "lfu", "forecast", admit_all=admit_all)
-        better = max(results["lru"].hit_rate, results["lfu"].hit_rate)
-        assert results["forecast"].hit_rate > better + MARGIN, f"admit all: {admit_all}"
-        assert all(result.hits <= results["belady"].hits for result in results.values())
+    results = by_policy(trace, slots, "lru", "lfu", "forecast")  # lru and lfu refuse nothing in any case
+    better = max(results["lru"].hit_rate, results["lfu"].hit_rate)
+    eviction = by_policy(trace, slots, "forecast", admit_all=True)["forecast"]
+    for result in (results["forecast"], eviction):
+        assert result.hit_rate > better + MARGIN
+        assert result.hits <= results["belady"].hits

@@ -27,7 +27,7 @@ from strata.device.emulated import EmulatedDevice
 from strata.engine.engine import Engine, EngineOptions
 from strata.memory.locked_pieces import LockOptions
 from strata.model.decoder import Decoder
-from strata.plan.cost import Speeds
+from strata.plan.speeds import Speeds
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
 

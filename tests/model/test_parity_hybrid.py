@@ -17,7 +17,7 @@ from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.options import HybridOptions
 from strata.device.emulated import EmulatedDevice
 from strata.memory.locked_pieces import LockOptions
-from strata.plan.cost import Speeds
+from strata.plan.speeds import Speeds
 from strata.store.options import ConvertOptions
 from strata.store.reader import Store
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from models import machine, toy
 
 from strata.plan import cost
-from strata.plan.cost import LayerCost, Placement, Speeds, Step, speeds_of, step_cost
+from strata.plan.cost import LayerCost, Placement, Step, step_cost
 from strata.plan.footprint import Attention, Footprint
 from strata.plan.routing import UNIFORM, HitCurve, published_curve
+from strata.plan.speeds import DEVICE_READ_SHARE, HOST_MACS_SHARE, HOST_READ_SHARE, Speeds, speeds_of
 
 PLAIN = Speeds(50e9, 1e12, 1e9, 500e9, 10e12, 10e9, 10e9)
 ALL_HIT = HitCurve(((1e-9, 1.0),), "a test")
@@ -23,9 +24,9 @@ ON_HOST = Placement(False, 0, False, 80)
 
 def test_speeds_of_a_machine() -> None:
     found = speeds_of(machine(2, 4), {0: 4, 1: 4}, "partition")
-    assert found.host_read == pytest.approx(cost.HOST_READ_SHARE * 100e9)
-    assert found.host_macs == pytest.approx(cost.HOST_MACS_SHARE * 8 * 100e9)
-    assert found.device_read == pytest.approx(cost.DEVICE_READ_SHARE * 1000e9)
+    assert found.host_read == pytest.approx(HOST_READ_SHARE * 100e9)
+    assert found.host_macs == pytest.approx(HOST_MACS_SHARE * 8 * 100e9)
+    assert found.device_read == pytest.approx(DEVICE_READ_SHARE * 1000e9)
     assert (found.to_device, found.disk_read) == (10e9, 1e9)
 
 

@@ -11,11 +11,12 @@ from models import machine, toy
 from strata.hardware.profile_file import load_profile
 from strata.plan import cost
 from strata.plan.advice import advise
-from strata.plan.cost import Placement, Step, speeds_of, step_cost
+from strata.plan.cost import Placement, Step, step_cost
 from strata.plan.footprint import Attention
 from strata.plan.options import PlanOptions
 from strata.plan.planner import make_plan
 from strata.plan.routing import HitCurve, published_curve
+from strata.plan.speeds import speeds_of
 
 # Field report A: 125B parameters, 10B of them shared in w4g128, 115B in 64 experts of top 2 in w4g64.
 LAYERS = 40  # not told; only the handshakes depend on it

@@ -10,9 +10,9 @@ from models import machine
 from strata.device.emulated import EmulatedDevice
 from strata.errors import HardwareError
 from strata.hardware.profile_file import load_profile, profile_names
-from strata.plan.cost import speeds_of
 from strata.plan.device import DRIVER_BYTES
 from strata.plan.figures import device_figures
+from strata.plan.speeds import speeds_of
 
 
 @pytest.mark.parametrize("name", profile_names())

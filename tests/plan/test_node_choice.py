@@ -12,10 +12,10 @@ from strata.engine.simulate.routes import HabitRoutes, habits
 from strata.engine.simulate.server import Load, Simulator
 from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile, Rate
-from strata.plan.cost import speeds_of
 from strata.plan.nodes import choose_nodes
 from strata.plan.options import PlanOptions
 from strata.plan.planner import make_plan
+from strata.plan.speeds import speeds_of
 
 
 def cut(found: HardwareProfile, **cpus: tuple[int, ...]) -> HardwareProfile:

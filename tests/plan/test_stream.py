@@ -11,10 +11,10 @@ from published_sizes import QWEN3
 
 from strata.errors import CapacityError
 from strata.hardware.profile_file import load_profile
-from strata.plan.cost import speeds_of
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
 from strata.plan.planner import make_plan
+from strata.plan.speeds import speeds_of
 from strata.plan.stream import MOST_BYTES, StreamRing, stream_ring
 
 MACHINE = load_profile("rtx3090-2x-e5-2680v4")

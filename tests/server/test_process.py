@@ -82,8 +82,9 @@ Start = Callable[..., Server]
 def start() -> Iterator[Start]:
     servers: list[Server] = []
 
-    def run(*arguments: str, **options: Any) -> Server:
-        servers.append(Server("demo", "--threads", "1", *arguments, **options))
+    def run(*arguments: str, warm_up: bool = False, **options: Any) -> Server:
+        settings = ("--threads", "1", "--set", f"server.warm_up={str(warm_up).lower()}")
+        servers.append(Server("demo", *settings, *arguments, **options))
         return servers[-1]
 
     yield run
@@ -125,7 +126,7 @@ def test_the_official_client(start: Start) -> None:
 def test_what_is_recorded_while_serving_is_whole_at_the_end(start: Start, tmp_path: Path) -> None:
     """Two requests after those of the warm-up, each with its own number; no texts in either file."""
     trace, timeline = tmp_path / "served.trace", tmp_path / "served.json"
-    server = start("--record-trace", str(trace), "--timeline", str(timeline))
+    server = start("--record-trace", str(trace), "--timeline", str(timeline), warm_up=True)
     for _ in range(2):
         assert len(list(server.stream(max_tokens=4))) > 1
     server.signal(signal.SIGTERM)

@@ -47,7 +47,7 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
 
     def start(*command: str) -> Supervisor:
         options = ["serve", "demo", "--threads", "1", "--port", str(_free_port())]
-        options += ["--set", "server.stall_seconds=1"]
+        options += ["--set", "server.stall_seconds=1", "--set", "server.warm_up=false"]
         running.append(Supervisor([sys.executable, *command, *options], tmp_path / "notify", 0.4))
         return running[-1]
 

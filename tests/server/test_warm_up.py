@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from server_harness import load
+from ticking_clock import TickingClock
 
 from strata.core import Request, SamplingParams
 from strata.engine.tier import load_heat
@@ -21,17 +22,6 @@ from strata.store.reader import Store
 @pytest.fixture
 def model(tiny_store: Any) -> LoadedModel:
     return load(tiny_store)
-
-
-class Clock:
-    """Goes on by a second whenever somebody looks at it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 def run(model: LoadedModel, seconds: float, **options: Any) -> list[tuple[str, float | None]]:
@@ -50,7 +40,7 @@ def test_samples_are_answered(model: LoadedModel) -> None:
 
 def test_it_ends_when_its_time_is_up(model: LoadedModel) -> None:
     """In the middle of an answer, too: a step is not interrupted, the next one does not begin."""
-    reports = run(model, 4.0, clock=Clock())
+    reports = run(model, 4.0, clock=TickingClock())
     assert len(reports) < len(SAMPLES) and model.engine.metrics.steps < 4
 
 
@@ -121,4 +111,4 @@ def test_it_waits_for_the_experts_used_most(model: LoadedModel, monkeypatch: pyt
     reports = run(model, 3600, stopping=lambda: tier.on_their_way == 0)
     assert reports == [(stage, share) for share in (0.0, 0.25, 0.5, 0.75)]
     tier.on_their_way = 1000
-    assert 0 < len(run(model, 5.0, clock=Clock())) < 10
+    assert 0 < len(run(model, 5.0, clock=TickingClock())) < 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from strata.backends.base import KvSpec
 from strata.core import Batch
-from strata.plan.cost import Speeds
 from strata.plan.spec import ModelSpec
+from strata.plan.speeds import Speeds
 
 
 def base_seconds(spec: ModelSpec, kv: KvSpec, batch: Batch, speeds: Speeds) -> float:

@@ -11,7 +11,7 @@ from strata.backends.hybrid.device_ops import DeviceOps
 from strata.backends.hybrid.experts_host import ExpertCall
 from strata.backends.hybrid.kernel_set import ExpertGroup, SumInto
 from strata.device.base import Buffer, Work
-from strata.plan.cost import Speeds
+from strata.plan.speeds import Speeds
 
 
 class Resident(NamedTuple):

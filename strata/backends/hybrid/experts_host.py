@@ -12,7 +12,7 @@ from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.arrays import DeviceRoutes, Matrix
 from strata.backends.parts import ExpertBank, Gating
 from strata.device.base import Buffer, Device
-from strata.plan.cost import Speeds
+from strata.plan.speeds import Speeds
 
 F32 = NDArray[np.float32]
 

@@ -6,7 +6,7 @@ forgets one fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,14 @@ class HostKernels:
 
         yield _launch("scale_by_sigmoid", compute, (gate.buffer, x.buffer), (x.buffer,))
 
+    def _normed(self, x: Matrix, norm: NormOf | None, scratch: Arena) -> Generator[Launch, None, Matrix]:
+        """x, or its rows normed by one launch."""
+        if norm is None:
+            return x
+        normed = _like(x, scratch)
+        yield from self.rms_norm(x, *norm, normed)
+        return normed
+
     def linear(
         self,
         x: Matrix,
@@ -88,10 +96,7 @@ class HostKernels:
         norm: NormOf | None = None,
     ) -> Launches:
         """One launch, and one before it for a norm."""
-        if norm is not None:
-            normed = _like(x, scratch)
-            yield from self.rms_norm(x, *norm, normed)
-            x = normed
+        x = yield from self._normed(x, norm, scratch)
 
         def compute(reads: Views, writes: Views) -> None:
             values, packed = _f32(reads[0], x), self._packed(reads[1], weight.shape)
@@ -302,10 +307,7 @@ class HostKernels:
         norm: NormOf | None = None,
     ) -> Launches:
         """Two launches, and one before them for a norm."""
-        if norm is not None:
-            normed = _like(x, scratch)
-            yield from self.rms_norm(x, *norm, normed)
-            x = normed
+        x = yield from self._normed(x, norm, scratch)
         branch = _like(residual, scratch)
         yield from self.ffn(x, gate_up, down, gating, branch, scratch)
         yield from self.add(residual, branch, scale)

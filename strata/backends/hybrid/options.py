@@ -8,8 +8,9 @@ from strata.memory.heat import Heat
 from strata.memory.locked_pieces import LockOptions
 from strata.memory.policies import POLICIES, PolicyFactory
 from strata.memory.transfers import TransferOptions
-from strata.plan.cost import Misses, Speeds
+from strata.plan.cost import Misses
 from strata.plan.options import Tier
+from strata.plan.speeds import Speeds
 
 DECODE_TOKENS = 16
 """A sequence with at most so many new tokens is decoding (one token, or a draft to verify): the expert cache

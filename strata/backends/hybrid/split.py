@@ -14,7 +14,8 @@ from typing import Literal
 
 from strata.backends.hybrid.experts_host import expert_macs
 from strata.backends.parts import ExpertBank
-from strata.plan.cost import ACTIVATION_BYTES, LayerCost, Misses, Speeds
+from strata.plan.cost import ACTIVATION_BYTES, LayerCost, Misses
+from strata.plan.speeds import Speeds
 
 WEIGHT = 0.1
 """Of a new sample in the running means."""

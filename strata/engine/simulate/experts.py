@@ -14,19 +14,10 @@ from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import Claim
 from strata.memory.experts import ExpertSpace
 from strata.memory.policies import POLICIES
-from strata.plan.cost import (
-    LayerCost,
-    Placement,
-    RoutedLayers,
-    Speeds,
-    Step,
-    StepCost,
-    Usage,
-    layer_cost,
-    sum_up,
-)
+from strata.plan.cost import LayerCost, Placement, RoutedLayers, Step, StepCost, Usage, layer_cost, sum_up
 from strata.plan.footprint import Footprint
 from strata.plan.plan import Plan
+from strata.plan.speeds import Speeds
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from strata.engine.simulate.routes import HabitRoutes, habits
 from strata.engine.simulate.server import Load, Served, Simulator, Speculation
 from strata.errors import CapacityError
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Misses, Speeds, speeds_of
+from strata.plan.cost import Misses
 from strata.plan.footprint import Attention, Footprint
 from strata.plan.options import RESERVE, PlanOptions, Tier
 from strata.plan.plan import Plan
 from strata.plan.planner import make_plan
+from strata.plan.speeds import Speeds, speeds_of
 from strata.store.formats import FORMATS, PackedShape
 
 PROFILE = "rtx3090-2x-e5-2680v4"

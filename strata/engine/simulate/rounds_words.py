@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from strata.engine.simulate.rounds import ASSUMED, STATED, Found, Round, run_round
 from strata.hardware.profile import HardwareProfile
-from strata.plan.cost import Lane, Placement, Speeds, Step, Usage, expected_cost, step_cost
+from strata.plan.cost import Lane, Placement, Step, Usage, expected_cost, step_cost
 from strata.plan.footprint import Footprint
 from strata.plan.routing import HitCurve, distinct_experts
+from strata.plan.speeds import Speeds
 
 CLOSE = 1.15
 """Figures within this factor of each other count as equal: the model knows no better."""

@@ -17,10 +17,11 @@ from statistics import median
 from strata.engine.simulate.experts import ExpertTiers, StepLayers
 from strata.engine.simulate.routes import Routes, Stream
 from strata.engine.simulate.step_lanes import StepLanes
-from strata.plan.cost import Lane, Placement, Speeds, Step, StepCost, step_cost
+from strata.plan.cost import Lane, Placement, Step, StepCost, step_cost
 from strata.plan.footprint import Footprint
 from strata.plan.plan import Plan
 from strata.plan.routing import UNIFORM
+from strata.plan.speeds import Speeds
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,19 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
     "-d", "--n-depth", "depths", type=Numbers(0, _MAX_TOKENS), default="0", help="Tokens before [0]."
 )
 @click.option("-s", "--streams", type=Numbers(1, _MAX_STREAMS), default="1", help="At the same time [1].")
-@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=3, help="Runs of each test [3].")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the random tokens.")
+@click.option(
+    "-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, help="Runs of each test [3]."
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=0, help="Of the random tokens.")
 @click.option("--ops", is_flag=True, help="Time every op instead, by shape.")
 @click.option("--dry-launch", is_flag=True, help="Count a step's kernel launches instead; needs no card.")
-@click.option("--launch-us", type=click.FloatRange(0, 1e6), default=4.0, help="Cost of a launch [4], for it.")
+@click.option(
+    "--launch-us",
+    type=click.FloatRange(0, 1e6),
+    metavar="X",
+    default=4.0,
+    help="Cost of a launch [4], for it.",
+)
 @click.option("--speculative", is_flag=True, help="Plain decoding beside drafts: fixed, dynamic, cost-aware.")
 @click.option("-md", "--model-draft", "--draft-model", "draft", metavar="PATH", help="What proposes, for it.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")

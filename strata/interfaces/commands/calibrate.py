@@ -12,13 +12,15 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.engine.calibrate.run import CalibrationReport
 
 
-@click.command("calibrate")
+@click.command("calibrate", short_help="Record what every matrix of a model reads.")
 @click.argument("model", metavar="MODEL|demo")
 @click.option("--data", multiple=True, metavar="FILE", help="Text; may be given several times. [a mixture]")
 @click.option("--out", required=True, metavar="STATS", help="The file to write.")
 @click.option("--tokens", type=click.IntRange(2), metavar="N", help="About so many, in whole windows. [all]")
 @click.option("--window", type=click.IntRange(2), metavar="N", help="Tokens that see each other. [1024]")
-@click.option("--min-tokens", type=click.IntRange(0), default=256, help="Experts with fewer share. [256]")
+@click.option(
+    "--min-tokens", type=click.IntRange(0), metavar="N", default=256, help="Experts with fewer share. [256]"
+)
 @click.option("--no-moments", is_flag=True, help="Leave out what GPTQ needs: nearly all of the bytes.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads that compute.")
 @click.option("--force", is_flag=True, help="Replace STATS, or start an unfinished run over.")

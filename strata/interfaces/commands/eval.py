@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.evaluation.texts import Cut, Text
 
 
-@click.group("eval")
+@click.group("eval", short_help="How well a model foresees a text, what a cheaper one lost.")
 def command() -> None:
     """How well does a model foresee a text, and what did a cheaper one lose?
 
@@ -40,7 +40,11 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--config", "config_file", metavar="FILE", help="See configs/default.yaml."),
             click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="UTF-8. [a novel]"),
             click.option(
-                "--window", type=click.IntRange(2), default=512, help="Tokens that see each other. [512]"
+                "--window",
+                type=click.IntRange(2),
+                metavar="N",
+                default=512,
+                help="Tokens that see each other. [512]",
             ),
             click.option("--tokens", type=click.IntRange(3), metavar="N", help="Of the text, at most."),
             click.option("--second-half", is_flag=True, help="Score as llama-perplexity does; see above."),
@@ -107,7 +111,9 @@ def perplexity(
 @click.argument("other", metavar="[B]", required=False)
 @two_models
 @click.option("--record", "keep", is_flag=True, help="Write the figures into B, a store, for `inspect`.")
-@click.option("--samples", type=click.IntRange(0, 64), default=4, help="Greedy continuations shown. [4]")
+@click.option(
+    "--samples", type=click.IntRange(0, 64), metavar="N", default=4, help="Greedy continuations shown. [4]"
+)
 @text_options
 def compare(
     model: str,
@@ -197,7 +203,9 @@ def read(text: Path | None, subject: Subject, cut: Cut) -> Text:
 @two_models
 @click.option("--config", "config_file", metavar="FILE", help="See configs/default.yaml.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="UTF-8. [a novel]")
-@click.option("--tokens", type=click.IntRange(2, 512), default=128, help="Of the text, in one batch. [128]")
+@click.option(
+    "--tokens", type=click.IntRange(2, 512), metavar="N", default=128, help="Of the text, in one batch. [128]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def layers(
     model: str,

@@ -9,10 +9,18 @@ import click
 @click.argument("model", metavar="MODEL")
 @click.option("--config", "config_file", metavar="FILE", help="See configs/default.yaml.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
-@click.option("--tokens", type=click.IntRange(2), default=800, help="Written by the model. [800]")
-@click.option("--prompt", type=click.IntRange(3), default=64, help="Tokens given before. [64]")
-@click.option("--ends", type=click.IntRange(1), default=100, help="First and last ones; half at most. [100]")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the text. [0]")
+@click.option(
+    "--tokens", type=click.IntRange(2), metavar="N", default=800, help="Written by the model. [800]"
+)
+@click.option("--prompt", type=click.IntRange(3), metavar="N", default=64, help="Tokens given before. [64]")
+@click.option(
+    "--ends",
+    type=click.IntRange(1),
+    metavar="N",
+    default=100,
+    help="First and last ones; half at most. [100]",
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=0, help="Of the text. [0]")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def kv(
     model: str,

@@ -12,7 +12,7 @@ from strata.config import Override, load_config
 from strata.errors import UsageError
 
 
-@click.command("plan")
+@click.command("plan", short_help="Say what will lie where, and how fast it will be.")
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")
 @click.option("--hardware", metavar="NAME|FILE", help="Plan for another machine; `strata doctor` shows one.")

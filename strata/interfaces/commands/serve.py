@@ -36,7 +36,7 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("serve")
+@click.command("serve", short_help="Serve a model over HTTP, as OpenAI does.")
 @click.argument("model", required=False, metavar="[MODEL]")
 @_flags
 @click.option("--config", "config_file", metavar="FILE", help="Configuration, see configs/default.yaml.")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.systemd.installation import Installation
 
 
-@click.group("service")
+@click.group("service", short_help="Run the server as a systemd service.")
 def command() -> None:
     """Run the server as a systemd service: restarted when it fails or when tokens stop coming.
 

@@ -28,12 +28,20 @@ _ROUNDS = ("rounds", "hardware", "seed", "as_json", "debug")
 @click.option(
     "--requests", type=Numbers(1, _MAX_REQUESTS), default="1,4,16", help="At the same time. [1,4,16]"
 )
-@click.option("--prompt", type=click.IntRange(1, _MAX_TOKENS), default=512, help="Tokens of a prompt. [512]")
-@click.option("--answer", type=click.IntRange(2, _MAX_TOKENS), default=64, help="Tokens of an answer. [64]")
+@click.option(
+    "--prompt",
+    type=click.IntRange(1, _MAX_TOKENS),
+    metavar="N",
+    default=512,
+    help="Tokens of a prompt. [512]",
+)
+@click.option(
+    "--answer", type=click.IntRange(2, _MAX_TOKENS), metavar="N", default=64, help="Tokens of an answer. [64]"
+)
 @click.option(
     "--policy", default="lru", metavar="NAME", help="Of the expert cache: lru, lfu, forecast. [lru]"
 )
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of made-up routes.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=0, help="Of made-up routes.")
 @click.option("--rounds", is_flag=True, help="Rebuild the three rounds of the 125B field report instead.")
 @click.option(
     "--timeline",

@@ -34,7 +34,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         return list(dict.fromkeys(parts))
 
 
-@click.group("trace")
+@click.group("trace", short_help="How well would a cache of N expert slots do?")
 def command() -> None:
     """Recorded expert accesses: how well would a cache of N slots do?
 

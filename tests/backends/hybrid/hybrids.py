@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.options import HybridOptions
-from strata.core import Batch, ExpertId, Sequence
+from strata.core import Batch, ExpertId
 from strata.device.emulated import EmulatedDevice
 from strata.device.emulated_memory import POISON, bytes_of
 from strata.memory.policies import POLICIES
@@ -24,8 +25,8 @@ from strata.memory.policies.base import Policy
 from strata.memory.transfers import TransferOptions
 from strata.model.decoder import Decoder
 from strata.model.loading import WeightStore
-from strata.plan.cost import Speeds
 from strata.plan.spec import ModelSpec
+from strata.plan.speeds import Speeds
 
 F32 = NDArray[np.float32]
 FIGURES = replace(ROUND, memory_bytes=64 << 20)
@@ -169,11 +170,16 @@ class Plain:
         return self.backend.to_numpy(self.decoder.forward(batch, self.kv)).copy()
 
 
+def feed_chunks(model: Hybrid | Plain, chunks: Sequence[int]) -> F32:
+    """Logits of a fixed random text, fed in chunks of these sizes."""
+    ids = tokens(sum(chunks))
+    return np.concatenate([model.feed(ids[model.done : model.done + size]) for size in chunks])
+
+
 def one_sequence(ids: list[int], start: int, pages: NDArray[np.int32], logits: bool) -> Batch:
     rows = np.arange(len(ids), dtype=np.int32)
     wanted = rows if logits else rows[:0]
-    sequence = Sequence(0, len(ids), start, pages)
-    return Batch(np.array(ids, np.int32), rows + np.int32(start), (sequence,), wanted)
+    return Batch.single(np.array(ids, np.int32), rows + np.int32(start), pages, wanted)
 
 
 def tokens(count: int, seed: int = 3, vocab: int = VOCAB) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hybrids import Hybrid, Plain, make_hybrid, tokens
+from hybrids import Plain, feed_chunks, make_hybrid
 from tiny_model import TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.cpu import CpuBackend
@@ -28,21 +28,14 @@ def cpu() -> CpuBackend:
     return CpuBackend(threads=1, activations="f32")
 
 
-def run(model: Hybrid | Plain) -> list[np.ndarray]:
-    ids, found = tokens(sum(CHUNKS)), []
-    for size in CHUNKS:
-        found.append(model.feed(ids[model.done : model.done + size]))
-    return found
-
-
 @pytest.mark.parametrize("misses", ["cpu", "fetch", "auto"])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_architecture_and_split(cpu: CpuBackend, name: str, misses: str) -> None:
     spec = SPECS[name]
     store = TinyStore(spec)
-    wanted = np.concatenate(run(Plain.make(cpu, store, spec)))
+    wanted = feed_chunks(Plain.make(cpu, store, spec), CHUNKS)
     hybrid = make_hybrid(cpu, store, spec, seed=1, misses=misses)
-    found = np.concatenate(run(hybrid))
+    found = feed_chunks(hybrid, CHUNKS)
     hybrid.close()
     assert np.abs(found - wanted).max() < BOUND * wanted.std()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hybrids import CachedStore, Hybrid, Plain, make_hybrid, tokens
+from hybrids import CachedStore, Plain, feed_chunks, make_hybrid
 from tiny_model import gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.cpu import CpuBackend
@@ -26,11 +26,6 @@ PASSES = ((1, 1), (5, 1), (20, 1), (20, 3), (1, 1, 1))
 BOUND = 1e-4
 
 
-def run(model: Hybrid | Plain, sizes: tuple[int, ...]) -> np.ndarray:
-    ids = tokens(sum(sizes))
-    return np.concatenate([model.feed(ids[model.done : model.done + size]) for size in sizes])
-
-
 @pytest.mark.slow  # a thousand runs of whole models: about 20 ms each
 def test_a_thousand_random_schedules_compute_the_same() -> None:
     cpu = CpuBackend(threads=1, activations="f32")
@@ -42,7 +37,7 @@ def test_a_thousand_random_schedules_compute_the_same() -> None:
         spec, store = SPECS[which], stores[which]
         key = which, sizes
         if key not in wanted:
-            wanted[key] = run(Plain.make(cpu, store, spec), sizes)
+            wanted[key] = feed_chunks(Plain.make(cpu, store, spec), sizes)
         hybrid = make_hybrid(
             cpu,
             store,
@@ -62,6 +57,6 @@ def test_a_thousand_random_schedules_compute_the_same() -> None:
                 staging_bytes=rng.choice((4096, 1 << 16)),
             ),
         )
-        found = run(hybrid, sizes)
+        found = feed_chunks(hybrid, sizes)
         hybrid.close()
         assert np.abs(found - wanted[key]).max() < BOUND * found.std(), f"seed {seed}"

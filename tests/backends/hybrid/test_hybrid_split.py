@@ -15,7 +15,8 @@ from strata.backends.hybrid.split import PROBE_EVERY, TRUSTED, Decision, LayerMi
 from strata.backends.parts import ExpertBank
 from strata.device.emulated import EmulatedDevice
 from strata.device.figures import LinkFigures
-from strata.plan.cost import Misses, Speeds
+from strata.plan.cost import Misses
+from strata.plan.speeds import Speeds
 from strata.store.formats import FORMATS, ExpertLayout
 
 LAYOUT = ExpertLayout(FORMATS["w4g64"], FORMATS["w4g64"], 2048, 768, 1, False)

@@ -18,9 +18,9 @@ from strata.device.timeline import Span, Timeline, busy_seconds, hidden_share, s
 from strata.hardware.profile_file import load_profile
 from strata.memory.transfers import TransferOptions
 from strata.model.decoder import Decoder
-from strata.plan.cost import speeds_of
 from strata.plan.figures import device_figures
 from strata.plan.spec import ModelSpec
+from strata.plan.speeds import speeds_of
 
 MACHINE = load_profile("rtx3090-2x-e5-2680v4")
 SPEEDS = speeds_of(MACHINE, {node.index: len(node.cores) for node in MACHINE.nodes}, "partition")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_figures import ROUND, RTX_3090
-from hybrids import FIGURES, CachedStore, Hybrid, Plain, make_hybrid, tokens
+from hybrids import FIGURES, CachedStore, Plain, feed_chunks, make_hybrid, tokens
 from tiny_model import TinyStore, gpt_oss_spec, mla_spec, moe_spec
 
 from strata.backends.base import KvSpec
@@ -36,21 +36,14 @@ def cpu() -> CpuBackend:
     return CpuBackend(threads=1, activations="f32")
 
 
-def run(model: Hybrid | Plain) -> list[np.ndarray]:
-    ids, found = tokens(sum(CHUNKS)), []
-    for size in CHUNKS:
-        found.append(model.feed(ids[model.done : model.done + size]))
-    return found
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_are_those_of_pages_on_the_device(cpu: CpuBackend, name: str) -> None:
     spec = SPECS[name]
     store = CachedStore(spec)
-    wanted = np.concatenate(run(Plain.make(cpu, store, spec)))
+    wanted = feed_chunks(Plain.make(cpu, store, spec), CHUNKS)
     for seed in range(12):
         hybrid = make_hybrid(cpu, store, spec, seed=seed, kv_tier="host", staged_blocks=3)
-        found = np.concatenate(run(hybrid))
+        found = feed_chunks(hybrid, CHUNKS)
         hybrid.close()
         assert np.abs(found - wanted).max() < BOUND * wanted.std(), f"seed {seed}"
 
@@ -58,14 +51,14 @@ def test_logits_are_those_of_pages_on_the_device(cpu: CpuBackend, name: str) -> 
 def test_pages_that_the_driver_does_not_lock_cross_through_staging(cpu: CpuBackend) -> None:
     spec = SPECS["moe"]
     store = CachedStore(spec)
-    wanted = np.concatenate(run(Plain.make(cpu, store, spec)))
+    wanted = feed_chunks(Plain.make(cpu, store, spec), CHUNKS)
     for seed in range(6):
         device = EmulatedDevice(FIGURES, seed=seed, locks=PageLocks(most=0))
         with pytest.warns(RuntimeWarning, match=r"the KV pages .* cannot be page-locked: .* 0 of 0 are"):
             hybrid = make_hybrid(
                 cpu, store, spec, device=device, kv_tier="host", staged_blocks=3, locks=LockOptions(None)
             )
-        found = np.concatenate(run(hybrid))
+        found = feed_chunks(hybrid, CHUNKS)
         hybrid.close()
         assert np.abs(found - wanted).max() < BOUND * wanted.std(), f"seed {seed}"
 

@@ -22,11 +22,11 @@ from strata.engine.simulate.server import Load, Served, Simulator, Speculation
 from strata.engine.simulate.step_lanes import StepLanes
 from strata.hardware.profile import HardwareProfile, Rate
 from strata.hardware.profile_file import load_profile
-from strata.plan.cost import speeds_of
 from strata.plan.footprint import Footprint
 from strata.plan.options import PlanOptions
 from strata.plan.plan import Plan
 from strata.plan.planner import make_plan
+from strata.plan.speeds import speeds_of
 
 LOAD = Load(requests=2, prompt=64, answer=12, served=2)
 
