@@ -283,3 +283,36 @@ def test_a_layer_that_is_right_is_always_accepted(cpu_decoders: dict[str, Decode
     figures = engine.speculator.figures
     assert figures.tested_at[0] > 20 and figures.acceptance == 1.0
     assert figures.tokens_per_forward > 4
+
+
+def test_traffic_that_shares_aborts_and_runs_out_of_pages(cpu_decoders: dict[str, Decoder]) -> None:
+    """Pages are forgotten and taken anew all the time; texts stay what they are, and no page is lost."""
+    decoder, chosen = cpu_decoders["moe"], random.Random(6)
+    beginnings = [prompt_of(30, seed) for seed in range(3)]
+    prompts = [
+        [*chosen.choice(beginnings)[: chosen.randrange(5, 31)], *prompt_of(chosen.randrange(4), seed)]
+        for seed in range(40)
+    ]
+    asked = [replace(GREEDY, max_tokens=chosen.randrange(1, 12)) for _ in prompts]
+    plain = make_engine(decoder)
+    pairs = list(zip(prompts, asked, strict=True))
+    wanted = [list(plain.generate(Request("plain", each, how))) for each, how in pairs]
+    engine, layer = make_engine(decoder, pages=22), layer_of(decoder)
+    propose_by(engine, MtpProposer(decoder, layer, KvSpec.of(layer.spec, 8, "f32"), 14, 64))
+    waiting = [Request(f"{i}", each, how) for i, (each, how) in enumerate(pairs)]
+    aborted, requests_of = set[str](), list(waiting)
+    while waiting or engine.busy:
+        while waiting and (not engine.busy or chosen.random() < 0.5):
+            engine.add(waiting.pop(0))
+        if chosen.random() < 0.1 and engine.scheduler.running:
+            victim = chosen.choice(engine.scheduler.running).request_id
+            aborted.add(victim)
+            engine.abort(victim)
+        engine.step()
+        engine.check_integrity()
+    for request, text in zip(requests_of, wanted, strict=True):
+        end = len(request.generated)
+        assert request.generated == text[:end] and (end == len(text) or request.request_id in aborted)
+    proposer = proposer_of(engine)
+    assert proposer.pages.free == proposer.pages.total and len(aborted) > 2
+    assert engine.speculator is not None and engine.speculator.figures.proposed > 100
