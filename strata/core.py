@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from strata.errors import RequestError
 
@@ -21,6 +21,9 @@ MOST_DRAFTED = 16
 """Proposed tokens of one request in a step, at most: speculative decoding verifies that many at once."""
 PAGE_TOKENS = 32
 """Tokens of a KV page, unless kv.page_tokens asks for others."""
+KvDtype = Literal["int8", "int8g128", "int8g64", "int8g32", "int8t", "bf16", "f32"]
+"""int8: codes with a scale per token and head; int8g*: a scale per so many elements of a head; int8t: one
+scale for all keys of a layer and one for all its values, for comparison only."""
 
 
 class ExpertId(NamedTuple):

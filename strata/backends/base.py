@@ -29,13 +29,10 @@ from strata.backends.parts import (
     Routing,
     Weight,
 )
-from strata.core import Batch
+from strata.core import Batch, KvDtype
 from strata.plan.spec import AttentionSpec, ModelSpec, RouterSpec
 from strata.store.formats import PackedTensor
 
-KvDtype = Literal["int8", "int8g128", "int8g64", "int8g32", "int8t", "bf16", "f32"]
-"""int8: codes with a scale per token and head; int8g*: a scale per so many elements of a head; int8t: one
-scale for all keys of a layer and one for all its values, for comparison only."""
 Activations = Literal["int8", "int8_per_token", "f32"]
 """What the cpu backend's products read; see there."""
 KvStorage = Literal["int8", "bf16", "f32"]

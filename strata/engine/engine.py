@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvDtype, KvSpec, Verified
-from strata.core import PAGE_TOKENS, FinishReason, Request, TokenLogprob
+from strata.backends.base import KvSpec, Verified
+from strata.core import PAGE_TOKENS, FinishReason, KvDtype, Request, TokenLogprob
 from strata.engine.best_rows import BestRow, Row, Rows
 from strata.engine.executor import Executor
 from strata.engine.logit_reader import Need, Needs

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvDtype, KvSpec, group_of
+from strata.backends.base import KvSpec, group_of
 from strata.backends.cpu_kv import CpuKvCache
+from strata.core import KvDtype
 from strata.engine.perplexity import Comparison, Predictions, Score, compare, predictions
 from strata.model.decoder import Decoder
 

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
-from strata.backends.base import Activations, Backend, KvDtype, KvSpec
-from strata.core import PAGE_TOKENS
+from strata.backends.base import Activations, Backend, KvSpec
+from strata.core import PAGE_TOKENS, KvDtype
 from strata.device.base import Device
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine, EngineOptions
@@ -115,7 +115,7 @@ def _engine_options(
         pages=plan.kv.pages,
         valid_tokens=spec.vocab if valid_tokens is None else min(valid_tokens, spec.vocab),
         page_tokens=plan.kv.page_tokens,
-        kv_dtype=cast(KvDtype, plan.kv.dtype),
+        kv_dtype=plan.kv.dtype,
         chunk=plan.chunk,
         max_running=plan.running,
         decode_seconds=1.0 / plan.predictions[0].tokens_per_second,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvDtype, KvSpec
-from strata.core import PAGE_TOKENS, Batch
+from strata.backends.base import KvSpec
+from strata.core import PAGE_TOKENS, Batch, KvDtype
 from strata.model.decoder import Decoder
 
 CHUNK = 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
@@ -41,7 +42,8 @@ class PlainReader:
     """Lines as the terminal driver gives them; a trailing backslash goes on in the next line."""
 
     def __init__(self) -> None:
-        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
 
     def read(self) -> str:
         """One message; EOFError at the end of the input."""

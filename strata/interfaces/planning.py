@@ -9,6 +9,7 @@ from typing import Any
 
 from strata.backends.base import KvSpec
 from strata.config import Config
+from strata.core import KvDtype
 from strata.engine.load import plan_store
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.bundled import model_path
@@ -102,8 +103,8 @@ def _contents(path: Path, options: ConvertOptions, *, further: bool = False) -> 
     return dataclasses.replace(found, spec=dataclasses.replace(found.spec, name=name))
 
 
-def _footprint(contents: Contents, kv_dtype: str, page_tokens: int) -> Footprint:
-    return footprint(contents, KvSpec.of(contents.spec, page_tokens, kv_dtype))  # type: ignore[arg-type]
+def _footprint(contents: Contents, kv_dtype: KvDtype, page_tokens: int) -> Footprint:
+    return footprint(contents, KvSpec.of(contents.spec, page_tokens, kv_dtype))
 
 
 def _other_formats(

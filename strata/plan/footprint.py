@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.core import KvDtype
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -64,7 +66,7 @@ class Footprint:
     expert_total: int
     slices: int
     attention: Attention
-    kv_dtype: str
+    kv_dtype: KvDtype
     page_tokens: int
     activation_bytes: int
     scratch_bytes: int = 0

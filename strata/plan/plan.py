@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from strata.core import KvDtype
 from strata.plan.cost import Lane, Misses
 from strata.plan.options import Tier
 from strata.plan.speeds import Spread
@@ -81,7 +82,7 @@ class KvPlan:
     """The KV cache. nbytes: its ceiling: all `pages`; context: tokens of each of `requests` requests."""
 
     tier: Tier
-    dtype: str
+    dtype: KvDtype
     context: int
     requests: int
     page_tokens: int

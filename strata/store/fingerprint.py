@@ -83,11 +83,10 @@ def identity(
     model = [spec.to_json(), [asdict(target) for target in targets], [asdict(expert) for expert in experts]]
     extra = {name: xxhash.xxh3_64_hexdigest(data) for name, data in sorted(extra_files.items())}
     decided = {key: value for key, value in options.identity().items() if key != "allow_nan"}
-    found = {
+    return {
         "tool": [tool_name(), VERSION],
         "source": {"path": str(source.path.resolve()), **_files_now(source)},
         "options": decided,
         "model": xxhash.xxh3_64_hexdigest(json.dumps(model).encode()),
         "extra files": extra,
     }
-    return json.loads(json.dumps(found))  # type: ignore[no-any-return]  # as a journal gives it back

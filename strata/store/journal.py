@@ -42,6 +42,7 @@ class Journal:
 
     def __init__(self, path: Path, identity: dict[str, Any], *, replaced_allowed: bool = True) -> None:
         self._path = path
+        identity = json.loads(json.dumps(identity))  # as it is read again: tuples are lists
         lines, length = _whole_lines(path)
         if lines and lines[0] != identity:
             raise StoreError(_difference(path, lines[0], identity), remedy=_remedy(path))

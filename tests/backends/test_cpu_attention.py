@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from strata.backends.base import AttentionCall, KvDtype, KvSpec
+from strata.backends.base import AttentionCall, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.isa import extension
 from strata.backends.reference import ReferenceBackend
-from strata.core import Batch, Sequence
+from strata.core import Batch, KvDtype, Sequence
 
 F32 = NDArray[np.float32]
 REFERENCE = ReferenceBackend()

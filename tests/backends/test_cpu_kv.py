@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strata.backends.base import KV_DTYPES, PAGE_ALIGNMENT, AttentionCall, KvDtype, KvSpec
+from strata.backends.base import KV_DTYPES, PAGE_ALIGNMENT, AttentionCall, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.cpu_kv import CpuKvCache
-from strata.core import Batch, Sequence
+from strata.core import Batch, KvDtype, Sequence
 
 Bytes = NDArray[np.uint8]
 F32 = NDArray[np.float32]

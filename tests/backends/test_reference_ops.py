@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_model import BF16, as_bf16, pack_bf16
 
-from strata.backends.base import AttentionCall, ExpertBank, Gating, KvDtype, KvSpec
-from strata.core import Batch, Sequence
+from strata.backends.base import AttentionCall, ExpertBank, Gating, KvSpec
+from strata.core import Batch, KvDtype, Sequence
 from strata.plan.spec import AttentionSpec, RopeSpec
 from strata.store.formats import FORMATS, ExpertLayout, PackedShape, PackedTensor
 

@@ -11,7 +11,7 @@ import pytest
 from told_drafts import Told
 
 import strata
-from strata.backends.base import Backend, KvDtype
+from strata.backends.base import Backend
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda.kernel_set import CudaKernels
 from strata.backends.cuda.kernels import EmulatedLoader
@@ -19,7 +19,7 @@ from strata.backends.cuda.prefill_shapes import PrefillChoice
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.options import HybridOptions
 from strata.config import load_config
-from strata.core import Request, SamplingParams
+from strata.core import KvDtype, Request, SamplingParams
 from strata.device.base import Kernel
 from strata.device.emulated import EmulatedDevice
 from strata.device.figures import DeviceFigures, LinkFigures

@@ -9,10 +9,10 @@ import pytest
 from test_cuda_kernel_set import NotingLoader, cuda_backend, generated
 from tiny_model import TinyStore, mla_spec, moe_spec
 
-from strata.backends.base import KvDtype
 from strata.backends.cpu import CpuBackend
 from strata.backends.cuda import launch_shapes
 from strata.backends.cuda.prefill_shapes import PrefillChoice
+from strata.core import KvDtype
 from strata.plan.spec import AttentionSpec, MlaSpec, ModelSpec, RopeSpec
 
 

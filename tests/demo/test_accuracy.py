@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from tiny_model import make_backend
 
-from strata.backends.base import Activations, KvDtype
+from strata.backends.base import Activations
 from strata.config import Override, load_config
+from strata.core import KvDtype
 from strata.engine.load import BackendName
 from strata.engine.perplexity import CHUNK, Comparison, Predictions, compare, predictions, split_windows
 from strata.interfaces.evaluation.texts import PROSE

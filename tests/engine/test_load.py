@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import strata
-from strata.backends.base import KvDtype, KvSpec
+from strata.backends.base import KvSpec
 from strata.config import Override, load_config
-from strata.core import Request, SamplingParams
+from strata.core import KvDtype, Request, SamplingParams
 from strata.engine.device_run import DeviceRun
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine, plan_store

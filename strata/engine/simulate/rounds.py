@@ -151,7 +151,7 @@ def field_model(setup: Setup) -> Footprint:
         expert_total=nbytes * s.experts * a.layers,
         slices=2,
         attention=Attention((0,) * a.layers, 2 * a.heads * a.head_dim, new),
-        kv_dtype=setup.kv,
+        kv_dtype="int8" if setup.kv == "int8" else "bf16",  # their f16 is as large
         page_tokens=PAGE_TOKENS,
         activation_bytes=4 * 4 * a.hidden,
     )

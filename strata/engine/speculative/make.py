@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
-from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.backends.base import Backend, KvSpec
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.mtp import MtpProposer
@@ -102,7 +101,7 @@ def _further(store: Store, plan: Plan, backend: Backend, decoder: Decoder) -> Mt
             remedy="run without a device (device.use: none), or choose speculative.use: ngram",
         )
     room = _room(store, plan)
-    kv = KvSpec.of(store.spec, room.page_tokens, cast(KvDtype, plan.kv.dtype))
+    kv = KvSpec.of(store.spec, room.page_tokens, plan.kv.dtype)
     layer = FurtherLayer(store.spec, store, backend)
     return MtpProposer(decoder, layer, kv, room.pages, room.context)
 
@@ -125,6 +124,6 @@ def _draft(store: Store, ids: IdMap | None, plan: Plan, backend: Backend, valid_
             f"the draft model {store.spec.name} has {store.spec.vocab} token ids, {needed} are used",
             remedy="choose a draft with the same tokenizer, or speculative.use: ngram",
         )
-    kv = KvSpec.of(store.spec, room.page_tokens, cast(KvDtype, plan.kv.dtype))
+    kv = KvSpec.of(store.spec, room.page_tokens, plan.kv.dtype)
     decoder = Decoder(store.spec, store, draft_backend(plan, backend))
     return DraftModel(decoder, kv, room.pages, room.context, plan.chunk, ids)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from strata.backends.base import Activations, KvDtype
+from strata.backends.base import Activations
 from strata.config import Config, Override, load_config
+from strata.core import KvDtype
 from strata.engine.engine import Engine
 from strata.engine.load import load_engine
 from strata.engine.perplexity import CHUNK, Predictions, predictions

@@ -11,13 +11,13 @@ from device_figures import ROUND
 from numpy.typing import NDArray
 from tiny_model import VOCAB, TinyStore
 
-from strata.backends.base import Backend, KvDtype, KvSpec
+from strata.backends.base import Backend, KvSpec
 from strata.backends.cpu import CpuBackend
 from strata.backends.hybrid.backend import HybridBackend
 from strata.backends.hybrid.host_kernels import HostKernels
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.options import HybridOptions
-from strata.core import Batch, ExpertId
+from strata.core import Batch, ExpertId, KvDtype
 from strata.device.emulated import EmulatedDevice
 from strata.device.emulated_memory import POISON, bytes_of
 from strata.memory.policies import POLICIES
