@@ -118,7 +118,7 @@ class OverlapMachine(PagesMachine):
 
 
 TestOverlapMachine = OverlapMachine.TestCase
-TestOverlapMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestOverlapMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def computed(pages: KvPages, name: str, tokens: list[int], count: int | None = None) -> Request:
