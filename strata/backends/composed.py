@@ -101,13 +101,17 @@ class ComposedOps(Backend):
 
     def _attend_projected(self, qkv: Array, part: GroupedQueryAttention, cache: Any, batch: Batch) -> Array:
         """What follows the one product of queries, keys and values."""
+        return self.attention(*self._heads(qkv, part, batch), cache, batch, part.call)
+
+    def _heads(self, qkv: Array, part: GroupedQueryAttention, batch: Batch) -> tuple[Array, Array, Array]:
+        """Queries, keys and values as attention takes them."""
         spec, eps, positions = part.spec, part.norm.eps, batch.positions
         q, k, v = self.split(qkv, [n * spec.head_dim for n in (spec.heads, spec.kv_heads, spec.kv_heads)])
         q = self.prepare_heads(q, spec.heads, positions, spec, part.q_norm, eps)
         k = self.prepare_heads(k, spec.kv_heads, positions, spec, part.k_norm, eps)
         if spec.clip_qkv is not None:
             v = self.prepare_heads(v, spec.kv_heads, positions, _without_rotation(spec), None, eps)
-        return self.attention(q, k, v, cache, batch, part.call)
+        return q, k, v
 
     def _latent(self, hidden: Array, part: LatentAttention, cache: Any, batch: Batch) -> Array:
         """`[rows, hidden]` -> `[rows, heads * v_head_dim]`."""

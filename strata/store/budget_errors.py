@@ -24,7 +24,7 @@ from strata.core import ExpertId
 from strata.errors import WeightValueError
 from strata.plan.spec import ModelSpec
 from strata.store import names
-from strata.store.calibration import CalibrationStats, ExpertPart, expert_input
+from strata.store.calibration import CalibrationStats, ExpertPart, RowInput, expert_input, row_inputs
 from strata.store.formats import FORMATS, ROW_BLOCK, WeightFormat
 from strata.store.inputs import Inputs
 from strata.store.methods import PLAIN
@@ -32,7 +32,7 @@ from strata.store.options import ConvertOptions
 from strata.store.pack import dequantize
 from strata.store.planning import Planner
 from strata.store.quantize import quantize
-from strata.store.rows import BlockRows, Rows, ValueGuard
+from strata.store.rows import BlockRows, ValueGuard
 from strata.store.scaled_rows import scaled
 from strata.store.source import CheckpointSource, SourceRows, TargetExpert, TargetTensor
 from strata.store.stacking import target_rows
@@ -136,19 +136,19 @@ class FormatErrors:
         return self._planners[key]
 
     def _treated(self, unit: Unit, target: TargetTensor, fmt: WeightFormat) -> float:
-        """The error of a matrix of the shared file, head by head where its inputs differ (MLA)."""
+        """The error of a matrix of the shared file, rows with inputs of their own apart."""
         how = self._planner(unit, fmt).treatment(target.name)
         plain = target_rows(self._source, target, self._guard, 0)
-        rows, heads = scaled(plain, how.scaling.columns_only), self._stats.members(target.name)
-        noise = signal = 0.0
-        for head in range(heads):
-            size = rows.count // heads
-            runs = [(head * size + a, head * size + b) for a, b in _runs(size, _MATRIX_ROWS // heads)]
+        rows, by, total = scaled(plain, how.scaling.columns_only), how.scaling.cols, 0.0
+        parts = row_inputs(self._spec, target.name, rows.count)
+        for part in parts:
+            runs = _runs(part.start, part.stop, _MATRIX_ROWS // len(parts))
             values = np.concatenate([rows.floats(*run) for run in runs])
-            inputs = Inputs.of(self._stats.linear(target.name, head)).divided(how.scaling.cols)
-            off = values - dequantize(fmt, how.rounding(values, fmt, target.name, head * size))
-            noise, signal = noise + inputs.cost(off), signal + inputs.cost(values)
-        return noise / signal if signal > 0 else 0.0
+            inputs = Inputs.of(self._stats.linear(part.name, part.member)).divided(by)
+            off = values - dequantize(fmt, how.rounding(values, fmt, target.name, part.start))
+            signal = inputs.cost(values)
+            total += _weight(part, parts) * inputs.cost(off) / signal if signal > 0 else 0.0
+        return total
 
     def _gain(self, unit: Unit, fmt: WeightFormat) -> float:
         """The method's error as a share of plain rounding's, on the busiest experts of a layer."""
@@ -166,7 +166,7 @@ class FormatErrors:
             )
             for block, part, by, rounding in parts:
                 rows = BlockRows(self._source, block, self._guard)
-                values = np.concatenate([rows.floats(*run) for run in _runs(rows.count, _MATRIX_ROWS)])
+                values = np.concatenate([rows.floats(*run) for run in _runs(0, rows.count, _MATRIX_ROWS)])
                 inputs = Inputs.of(self._stats.expert(ExpertId(unit.layer, expert.index), part))
                 ours += _cost(values, fmt, rounding, inputs, by)
                 plain += _cost(values, fmt, quantize, inputs, None)
@@ -182,14 +182,12 @@ class FormatErrors:
             if unit.holds(target):
                 rows = target_rows(self._source, target, self._guard, 0)
                 name = names.HEAD if target.kind == "embed" else target.name
-                heads = self._stats.members(name)
-                runs = _runs(rows.count, _MATRIX_ROWS, heads)
-                yield self._share(unit), [self._sample(rows, run, name, heads) for run in runs]
-
-    def _sample(self, rows: Rows, run: tuple[int, int], name: str, heads: int) -> Sample:
-        start, stop = run
-        found = self._stats.linear(name, start * heads // rows.count, moments=False)
-        return np.array(rows.floats(start, stop)), found.mean_square
+                parts = row_inputs(self._spec, name, rows.count)
+                for part in parts:
+                    squares = self._stats.linear(part.name, part.member, moments=False).mean_square
+                    runs = _runs(part.start, part.stop, _MATRIX_ROWS // len(parts))
+                    samples = [(np.array(rows.floats(*run)), squares) for run in runs]
+                    yield self._share(unit) * _weight(part, parts), samples
 
     def _expert_matrices(self, layer: int) -> Iterator[tuple[float, list[Sample]]]:
         tokens = self._stats.tokens(expert_input(layer, "gate_up"))
@@ -206,9 +204,9 @@ class FormatErrors:
             gate, up, down = (
                 BlockRows(self._source, b, self._guard) for b in (expert.gate, expert.up, expert.down)
             )
-            runs = _runs(gate.count, wanted // 2)
+            runs = _runs(0, gate.count, wanted // 2)
             yield share, [(np.array(part.floats(*run)), hidden) for run in runs for part in (gate, up)]
-            yield share, [(np.array(down.floats(*run)), inner) for run in _runs(down.count, wanted)]
+            yield share, [(np.array(down.floats(*run)), inner) for run in _runs(0, down.count, wanted)]
 
 
 def _add(errors: dict[str, float], share: float, error: Callable[[WeightFormat], float]) -> None:
@@ -226,10 +224,15 @@ def _cost(values: Floats, fmt: WeightFormat, rounding: Rounding, inputs: Inputs,
     return inputs.divided(by).cost(rows - dequantize(fmt, rounding(rows, fmt, "sample", 0)))
 
 
-def _runs(count: int, wanted: int, heads: int = 1) -> list[tuple[int, int]]:
-    """Runs of at most 16 rows, evenly spaced, `wanted` rows in all or so; none reaches into another head."""
-    size = count // heads
-    starts = [head * size + at for head in range(heads) for at in range(0, size, ROW_BLOCK)]
+def _weight(part: RowInput, parts: Sequence[RowInput]) -> float:
+    """What the error of rows with an input of their own counts: heads share what one matrix counts. Values
+    count beside queries and keys, because what attention makes of a token is made of values alone."""
+    return 1 / sum(other.name == part.name for other in parts)
+
+
+def _runs(first: int, last: int, wanted: int) -> list[tuple[int, int]]:
+    """Runs of at most 16 rows of [first, last), evenly spaced, `wanted` rows in all or so."""
+    starts = range(first, last, ROW_BLOCK)
     number = min(len(starts), max(1, wanted // ROW_BLOCK))
     chosen = [starts[i * len(starts) // number] for i in range(number)]
-    return [(start, min(start + ROW_BLOCK, (start // size + 1) * size)) for start in chosen]
+    return [(start, min(start + ROW_BLOCK, last)) for start in chosen]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from strata.core import ExpertId
 from strata.plan.spec import ModelSpec
 from strata.store import folding, names
-from strata.store.calibration import CalibrationStats, ExpertPart, pooled_input
+from strata.store.calibration import CalibrationStats, ExpertPart, RowInput, pooled_input, row_inputs
 from strata.store.folding import Fold
 from strata.store.formats import FORMATS, WeightFormat
 from strata.store.gptq import has_integers
@@ -25,7 +26,7 @@ from strata.store.manifest import LayerRecord, TensorRecord
 from strata.store.methods import METHODS, Kind
 from strata.store.options import ConvertOptions
 from strata.store.rescaling import Sample, best_factors
-from strata.store.roundings import ByHeads, rounding
+from strata.store.roundings import ByRows, rounding
 from strata.store.rows import BlockRows, Rows, ValueGuard
 from strata.store.scaled_rows import NONE, Scaling
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
@@ -204,19 +205,19 @@ class Calibrated:
     def _rounding(self, name: str, scaling: Scaling) -> Rounding:
         fmt = FORMATS[self._planned.tensors[name].format]
         method = self._options.method(_part_of(name))
-        members = self._stats.members(name) if self._stats.has(name) else 1
-        if members == 1:
-            moments = METHODS[method].rounding == "gptq"
-            return self._rounding_of(method, fmt, lambda: self._inputs(name, moments).divided(scaling.cols))
-        # Heads of MLA's absorbed matrices, whose columns nothing scales.
-        heads = [self._rounding_of(method, fmt, self._member(name, i)) for i in range(members)]
-        return ByHeads(self._planned.tensors[name].shape[0] // members, heads)
+        moments = METHODS[method].rounding == "gptq"
+        parts = row_inputs(self._spec, name, self._planned.tensors[name].shape[0])
+        found = [
+            self._rounding_of(method, fmt, partial(self._row_inputs, part, moments, scaling))
+            for part in parts
+        ]
+        return found[0] if len(found) == 1 else ByRows([part.stop for part in parts], found)
 
     def _rounding_of(self, method: str, fmt: WeightFormat, inputs: Callable[[], Inputs]) -> Rounding:
         return rounding(method, fmt, inputs, self._options.act_order)
 
-    def _member(self, name: str, member: int) -> Callable[[], Inputs]:
-        return lambda: Inputs.of(self._stats.linear(name, member))
+    def _row_inputs(self, part: RowInput, moments: bool, scaling: Scaling) -> Inputs:
+        return self._inputs(part.name, moments, part.member).divided(scaling.cols)
 
     def _expert_rounding(
         self, target: TargetExpert, part: ExpertPart, fmt: WeightFormat, by: Floats | None
@@ -224,8 +225,8 @@ class Calibrated:
         method = self._options.method("experts")
         return self._rounding_of(method, fmt, lambda: self._expert_inputs(target, part).divided(by))
 
-    def _inputs(self, name: str, moments: bool = True) -> Inputs:
-        return Inputs.of(self._stats.linear(name, moments=moments))
+    def _inputs(self, name: str, moments: bool = True, member: int = 0) -> Inputs:
+        return Inputs.of(self._stats.linear(name, member, moments=moments))
 
     def _expert_inputs(self, target: TargetExpert, part: ExpertPart) -> Inputs:
         return Inputs.of(self._stats.expert(ExpertId(target.layer, target.index), part))

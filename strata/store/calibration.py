@@ -15,6 +15,8 @@ compares headers byte by byte, as stores do. For every input of `linear_inputs` 
 
 x is what the matrix multiplies, in the model's own order of columns: of an expert's down matrix the whole
 intermediate vector, slices one after the other. An expert's rows are those that the router sent to it.
+Values are mixed by attention before anything else reads them, and mixing is linear: what their errors cost
+is decided by the mixtures of x (`values_input`), in which the first token may weigh more than all others.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ ExpertPart = Literal["gate_up", "down"]
 EXPERT_PARTS: tuple[ExpertPart, ExpertPart] = ("gate_up", "down")
 VECTORS = ("absmax", "p999", "mean_abs", "mean_square")
 CHECKSUM_BYTES = 16
-KIND, VERSION = "strata-stats", 1
+KIND, VERSION = "strata-stats", 2
 _MAX_LAYERS = 10_000
 _REMEDY = "run `strata calibrate` again"
 
@@ -59,6 +61,16 @@ class LinearInput:
     cols: int
     members: int = 1
     also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """Rows [start, stop) of a matrix read `member` of the input `name`."""
+
+    start: int
+    stop: int
+    name: str
+    member: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,25 @@ def pooled_input(layer: int, part: ExpertPart) -> str:
     return names.layer(layer, f"experts.{part}.pooled")
 
 
+def values_input(layer: int) -> str:
+    """Name of what the rows of values in attn.qkv read: for every row of a window the mixtures of x that
+    attention takes for it, one for each value head, by the heads that share it in turn."""
+    return names.layer(layer, "attn.v")
+
+
+def row_inputs(spec: ModelSpec, matrix: str, rows: int) -> tuple[RowInput, ...]:
+    """Which input each run of rows of a matrix of the shared file reads, in the order of its `rows`."""
+    layer, part = names.place(matrix)
+    a = spec.attention
+    if part == "attn.qkv" and layer is not None:
+        first = rows - a.kv_heads * a.head_dim
+        return RowInput(0, first, matrix), RowInput(first, rows, values_input(layer))
+    if part in ("attn.k_b", "attn.v_b"):
+        size = rows // a.heads
+        return tuple(RowInput(h * size, (h + 1) * size, matrix, h) for h in range(a.heads))
+    return (RowInput(0, rows, matrix),)
+
+
 def _attention_inputs(spec: ModelSpec, layer: int) -> Iterator[LinearInput]:
     a, mla = spec.attention, spec.attention.mla
 
@@ -157,6 +188,7 @@ def _attention_inputs(spec: ModelSpec, layer: int) -> Iterator[LinearInput]:
 
     if mla is None:
         yield part("attn.qkv.weight", spec.hidden)
+        yield LinearInput(values_input(layer), spec.hidden)
         yield part("attn.out.weight", a.heads * a.head_dim)
         return
     first = "attn.q_a.weight" if mla.q_lora_rank else "attn.q.weight"

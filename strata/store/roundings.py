@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,22 +46,21 @@ class Lazily:
         return self._made(values, fmt, name, first_row)
 
 
-class ByHeads:
-    """A rounding of a matrix whose runs of `rows` rows (heads) have different inputs."""
+class ByRows:
+    """A rounding of a matrix whose rows have different inputs: each part's up to its end, exclusive."""
 
-    def __init__(self, rows: int, parts: list[Rounding]) -> None:
-        self._rows, self._parts = rows, parts
+    def __init__(self, ends: Sequence[int], parts: Sequence[Rounding]) -> None:
+        self._ends, self._parts = ends, parts
 
     def __call__(self, values: Floats, fmt: WeightFormat, name: str, first_row: int, /) -> Codes:
-        """Head by head."""
+        """Part by part."""
         found: list[Codes] = []
         start, stop = first_row, first_row + len(values)
-        while start < stop:
-            head = start // self._rows
-            end = min(stop, (head + 1) * self._rows)
-            part = values[start - first_row : end - first_row]
-            found.append(self._parts[head](part, fmt, name, start))
-            start = end
+        for end, part in zip(self._ends, self._parts, strict=True):
+            if start < min(stop, end):
+                rows = values[start - first_row : min(stop, end) - first_row]
+                found.append(part(rows, fmt, name, start))
+                start = min(stop, end)
         return _below(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,25 @@ class Watcher(ReferenceBackend):
         for head in range(heads):
             self.keep(f"{weight.tensor.name}[{head}]", x.view(len(x), heads, -1)[:, head])
         return super().head_linear(x, weight, heads)
+
+    def _grouped_query(self, hidden: Any, part: Any, cache: Any, batch: Any) -> Any:
+        """Column by column of hidden: what attention makes of it in the place of every head's first value."""
+        import torch
+
+        heads, kv, dim = part.spec.heads, part.spec.kv_heads, part.spec.head_dim
+        q, k, _ = self._heads(super().linear(hidden, part.qkv, part.qkv_bias), part, batch)
+        mixed = torch.zeros(kv, *hidden.shape)
+        for col in range(hidden.shape[1]):
+            values = torch.zeros(len(hidden), kv, dim)
+            values[:, :, 0] = hidden[:, None, col]
+            found = self.attention(
+                q.clone(), k.clone(), values.reshape(len(hidden), -1), cache, batch, part.call
+            )
+            for row, head in itertools.product(range(len(hidden)), range(kv)):
+                of = head * (heads // kv) + row % (heads // kv)
+                mixed[head, row, col] = found[row, of * dim]
+        self.keep(part.qkv.tensor.name.replace("qkv.weight", "v"), mixed)
+        return super()._grouped_query(hidden, part, cache, batch)
 
     def ffn(self, x: Any, gate_up: Any, down: Any, width: int, gating: Any) -> Any:
         return self.linear(self._gated(self.linear(x, gate_up), width, gating), down)

@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import SmallModel
-from test_methods import SPEC, qkv_error
+from test_methods import SPEC
 from tiny_model import mla_spec
 from whole_model import make_stats, whole_model
 
 from strata.errors import UsageError
 from strata.store.budget import Choice, choose_formats
 from strata.store.budget_errors import FormatErrors, Unit
-from strata.store.calibration import CalibrationStats
+from strata.store.calibration import CalibrationStats, row_inputs
 from strata.store.convert import convert
 from strata.store.inputs import Inputs
 from strata.store.methods import parse_methods
 from strata.store.options import ConvertOptions
+from strata.store.pack import unpack
+from strata.store.reader import Store
 
 FORMATS = ("w4g64", "w4g64m", "w8")
 
@@ -58,12 +60,15 @@ def test_what_a_method_takes_off_is_seen(model: SmallModel, stats: CalibrationSt
 
 
 def test_an_error_is_that_of_the_store(model: SmallModel, stats: CalibrationStats, tmp_path: Path) -> None:
-    """Measured on all rows of q and k, that one on some of q, k and v."""
-    asked = options("gptq", shared="w4g64")
-    what = model.source, model.spec, model.targets, model.experts
-    convert(*what, tmp_path / "s", asked, stats=stats)
-    inputs = Inputs.of(stats.linear("layers.0.attn.qkv.weight"))
-    wanted = qkv_error(model, tmp_path / "s", inputs)
+    """All rows of queries and keys by what they read, and of values by what attention makes of it."""
+    asked, name = options("gptq", shared="w4g64"), "layers.0.attn.qkv.weight"
+    convert(model.source, model.spec, model.targets, model.experts, tmp_path / "s", asked, stats=stats)
+    with Store.open(tmp_path / "s") as store:
+        off = unpack(store.tensor(name)) - model.source.arrays[name]
+    wanted = 0.0
+    for part in row_inputs(model.spec, name, len(off)):
+        inputs, rows = Inputs.of(stats.linear(part.name, part.member)), slice(part.start, part.stop)
+        wanted += inputs.cost(off[rows]) / inputs.cost(model.source.arrays[name][rows])
     found = errors(model, stats, "gptq").of(Unit("shared", 0, "attn.qkv"), ["w4g64"])["w4g64"]
     found *= 2 * model.spec.layers
     assert found == pytest.approx(wanted, rel=0.3)

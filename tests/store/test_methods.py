@@ -15,7 +15,7 @@ from whole_model import make_stats, whole_model
 
 from strata.core import ExpertId
 from strata.errors import StoreError, UsageError, WeightValueError
-from strata.store.calibration import CalibrationStats
+from strata.store.calibration import CalibrationStats, row_inputs, values_input
 from strata.store.convert import ConvertReport, convert
 from strata.store.formats import FORMATS
 from strata.store.inputs import Inputs
@@ -94,6 +94,23 @@ def test_an_expert_is_rounded_for_its_own_tokens(
                 assert inputs.cost(matrix - wanted) < 0.7 * inputs.cost(plain - wanted)
     assert stats.expert(ExpertId(1, 1), "down").shared
     assert not stats.expert(ExpertId(1, 2), "down").shared
+
+
+def test_values_are_rounded_for_what_attention_makes_of_their_inputs(
+    model: SmallModel, stats: CalibrationStats, tmp_path: Path
+) -> None:
+    """Their statistics are other random inputs here."""
+    run(model, tmp_path / "s", all_parts("shared=gptq", shared="w4g32"), stats)
+    name, fmt = "layers.1.attn.qkv.weight", FORMATS["w4g32"]
+    with Store.open(tmp_path / "s") as store:
+        found, wanted = unpack(store.tensor(name)), model.source.arrays[name]
+    plain = dequantize(fmt, quantize(wanted, fmt, ""))
+    parts = row_inputs(model.spec, name, len(wanted))
+    assert [part.name for part in parts] == [name, values_input(1)]
+    assert parts[-1].stop == len(wanted)
+    for part in parts:
+        inputs, rows = Inputs.of(stats.linear(part.name, part.member)), slice(part.start, part.stop)
+        assert inputs.cost((found - wanted)[rows]) < 0.7 * inputs.cost((plain - wanted)[rows])
 
 
 def test_parts_without_a_method_are_what_they_were(

@@ -15,7 +15,7 @@ from strata.engine.calibrate.accumulate import Accumulator
 from strata.engine.calibrate.recording import RecordingBackend
 from strata.errors import NumericalError
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import EXPERT_PARTS, expert_input, layer_inputs, pooled_input
+from strata.store.calibration import EXPERT_PARTS, expert_input, layer_inputs, pooled_input, values_input
 from strata.store.calibration_writer import StatsWriter
 
 Floats = NDArray[np.float32]
@@ -68,7 +68,9 @@ def _accumulators(run: Pass, index: int) -> dict[str, list[Accumulator]]:
     """Of every input of the layer but those of single experts, which are counted one expert at a time."""
     each = {expert_input(index, part) for part in EXPERT_PARTS}
     experts = run.spec.experts
-    rows = {pooled_input(index, "down"): run.tokens * experts.router.top_k} if experts else {}
+    rows = {values_input(index): run.tokens * run.spec.attention.kv_heads}
+    if experts:
+        rows[pooled_input(index, "down")] = run.tokens * experts.router.top_k
     return {
         entry.name: [
             Accumulator(entry.cols, rows.get(entry.name, run.tokens), run.moments)

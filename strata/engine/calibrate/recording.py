@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from strata.backends.composed import ComposedOps
 from strata.backends.cpu import CpuBackend
+from strata.backends.cpu_kv import CpuKvCache
 from strata.backends.cpu_weights import CpuWeight
-from strata.backends.parts import ExpertBank, Experts, Gating, Routing
+from strata.backends.parts import ExpertBank, Experts, Gating, GroupedQueryAttention, Routing
 from strata.backends.reference_ffn import INTERLEAVE, gated
+from strata.core import Batch
 from strata.store.formats import ExpertLayout, PackedShape, PackedTensor
 
 Floats = NDArray[np.float32]
@@ -49,6 +51,43 @@ class RecordingBackend(CpuBackend):
         """x W^T + bias: f32 `[rows, cols]` -> `[rows, outputs]`."""
         self._tell(weight.name, x)
         return super().linear(x, weight, bias)
+
+    def _grouped_query(
+        self, hidden: Floats, part: GroupedQueryAttention, cache: CpuKvCache, batch: Batch
+    ) -> Floats:
+        """`[rows, hidden]` -> `[rows, heads * head_dim]`; tells what values read, too: see `values_input`."""
+        qkv = self.linear(hidden, part.qkv, part.qkv_bias)
+        q, k, v = self._heads(qkv, part, batch)
+        name = part.qkv.name.removesuffix("qkv.weight") + "v"
+        if name in self._listeners:
+            self._tell(name, self._mixtures(hidden, q, k, part, cache, batch))
+        found: Floats = self.attention(q, k, v, cache, batch, part.call)
+        return found
+
+    def _mixtures(
+        self,
+        hidden: Floats,
+        q: Floats,
+        k: Floats,
+        part: GroupedQueryAttention,
+        cache: CpuKvCache,
+        batch: Batch,
+    ) -> Floats:
+        """What attention makes of hidden, `[value heads * rows, hidden]`: row i of each as head i modulo the
+        number of heads that share it sees it. As many columns at a time as a value has stand in its place."""
+        rows, width = hidden.shape
+        kv, dim = part.spec.kv_heads, part.spec.head_dim
+        chosen = np.arange(rows), slice(None), np.arange(rows) % (part.spec.heads // kv)
+        found = np.empty((kv, rows, width), np.float32)
+        for start in range(0, width, dim):
+            stop = min(start + dim, width)
+            values = np.zeros((rows, kv, dim), np.float32)
+            values[:, :, : stop - start] = hidden[:, None, start:stop]
+            mixed = self.attention(q, k, values.reshape(rows, -1), cache, batch, part.call)
+            found[:, :, start:stop] = mixed.reshape(rows, kv, -1, dim)[chosen][..., : stop - start].swapaxes(
+                0, 1
+            )
+        return found.reshape(-1, width)
 
     def head_linear(self, x: Floats, weight: CpuWeight, heads: int) -> Floats:
         """One small matrix per head: f32 `[rows, heads * cols]` -> `[rows, heads * outputs]`."""
