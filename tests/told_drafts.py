@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.proposer import Ask, Proposal
 
@@ -24,6 +25,11 @@ class Told:
         done = len(ask.request.generated)
         right = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(self.vocab) if self.random.random() < self.lies else t for t in right]
+
+    def behind(self, request: Request) -> int | None:
+        return 0
+
+    def read(self, request: Request, count: int) -> None: ...
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 

@@ -51,13 +51,13 @@ def speculation_options(
     lengths = LengthOptions(start, asked.least, asked.most)
     name = draft_name(config)
     if not name:
-        return SpeculationOptions(machine, lengths, asked.costs)
+        return SpeculationOptions(machine, lengths, asked.costs, promise=asked.promise)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, path=name))
     path = store_path(other, progress=progress)
     if read_manifest(path).spec.further:  # a layer of the model itself: the ids are the same
         return SpeculationOptions(machine, lengths, asked.costs, path)
     ids = match_vocabularies(tokenizer, Tokenizer.load(path), name)
-    return SpeculationOptions(machine, lengths, asked.costs, path, ids)
+    return SpeculationOptions(machine, lengths, asked.costs, path, ids, asked.promise)
 
 
 def match_vocabularies(model: Tokenizer, draft: Tokenizer, name: str) -> IdMap | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 
 MEMORY = 0.97
 """Weight of what was known when one more token is tested: about 33 tokens count."""
@@ -15,9 +13,17 @@ SHARED_WEIGHT = 4.0
 """What other requests saw counts as so many tokens that a new request tested itself."""
 FIRST_GUESS = 0.7
 """Before anything was tested; field reports have 0.7 to 0.8 for a draft of 1B parameters."""
+GUESS_WEIGHT = 8.0
+"""So many tokens' worth is the guess that a later token is accepted as often as those before it. With one,
+the first later token that was wrong by chance ended longer drafts for good."""
+AFTER_MISS = 0.7
+"""A draft after one whose first token was wrong is thought to be right so much less often, until it was seen
+how often it is: right and wrong proposals come in runs."""
+MOST_MISSES = 3
+"""More of them in a row say nothing new."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Counts:
     """Tested and accepted tokens, the latest counting most. A token after a rejected one was never tested."""
 
@@ -30,29 +36,57 @@ class Counts:
         self.accepted = self.accepted * memory + hit
 
 
+Key = tuple[int, int]
+"""A token's trust, and for the first one of a draft how many drafts before it began wrong (else -1)."""
 UNTESTED = Counts()
+_INSIDE = -1
 
 
-@dataclass
+@dataclass(slots=True)
 class Acceptance:
-    """One request's, by the trust that its proposer puts into each token that it proposes."""
+    """One request's of one proposer, by the trust that it puts into each token that it proposes.
 
-    shared: dict[int, Counts]
-    own: dict[int, Counts] = field(default_factory=dict)
+    shared: what all its requests saw. misses: verifications in a row whose first token was wrong.
+    """
 
-    def rate(self, trust: int) -> float:
-        """The chance that a token is accepted when all before it were."""
-        own, shared = self.own.get(trust, UNTESTED), self.shared.get(trust, UNTESTED)
-        before = (shared.accepted + FIRST_GUESS) / (shared.tested + 1)
-        return (own.accepted + before * SHARED_WEIGHT) / (own.tested + SHARED_WEIGHT)
+    shared: dict[Key, Counts]
+    own: dict[Key, Counts] = field(default_factory=dict)
+    misses: int = 0
+
+    def first(self, trust: int) -> float:
+        """The chance that a draft's first token is accepted, after so many that were not."""
+        rate = FIRST_GUESS / AFTER_MISS
+        for misses in range(self.misses + 1):
+            rate = self._rate((trust, misses), AFTER_MISS * rate)
+        return rate
 
     def chances(self, trusts: Sequence[int]) -> list[float]:
         """For every token of a proposal the chance that it is reached and accepted."""
-        rates = {trust: self.rate(trust) for trust in set(trusts)}
-        return list(accumulate((rates[trust] for trust in trusts), mul))
+        if not trusts:
+            return []
+        chance = self.first(trusts[0])
+        found, last, rate = [chance], _INSIDE, self._rate((trusts[0], 0), FIRST_GUESS)
+        for trust in trusts[1:]:
+            if trust != last:
+                last, rate = trust, self._rate((trust, _INSIDE), rate, GUESS_WEIGHT)
+            chance *= rate
+            found.append(chance)
+        return found
 
     def add(self, trusts: Sequence[int], accepted: int, rejected: bool) -> None:
         """Learn from one verification: a run of accepted tokens, then perhaps a rejected one."""
+        inside = self.misses
         for place, trust in enumerate(trusts[: accepted + rejected]):
-            self.own.setdefault(trust, Counts()).add(place < accepted, MEMORY)
-            self.shared.setdefault(trust, Counts()).add(place < accepted, SHARED_MEMORY)
+            key = trust, inside
+            self.own.setdefault(key, Counts()).add(place < accepted, MEMORY)
+            self.shared.setdefault(key, Counts()).add(place < accepted, SHARED_MEMORY)
+            inside = _INSIDE
+        if accepted:
+            self.misses = 0
+        elif rejected:
+            self.misses = min(self.misses + 1, MOST_MISSES)
+
+    def _rate(self, key: Key, guess: float, weight: float = 1.0) -> float:
+        own, shared = self.own.get(key, UNTESTED), self.shared.get(key, UNTESTED)
+        before = (shared.accepted + weight * guess) / (shared.tested + weight)
+        return (own.accepted + before * SHARED_WEIGHT) / (own.tested + SHARED_WEIGHT)

@@ -111,19 +111,29 @@ class DraftModel:
                 drafts[place].append(token)
         return [Proposal(tuple(draft)) for draft in drafts]
 
+    def behind(self, request: Request) -> int | None:
+        """None where the text does not fit (now)."""
+        text = self._text(request)
+        if text is None:
+            return None
+        text.read(request.tokens)
+        if len(text.own.tokens) >= text.limit:
+            return None
+        return len(text.own.tokens) - 1 - text.own.computed
+
+    def read(self, request: Request, count: int) -> None:
+        """In the engine's chunks."""
+        text = self._text(request)
+        if text is None:
+            return
+        text.read(request.tokens)
+        stop = min(text.own.computed + count, len(text.own.tokens) - 1)
+        while text.own.computed < stop:
+            self._run([text.work(min(stop, text.own.computed + self._chunk))])
+        self.pages.publish(text.own)
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
-        """Compute as much of the prompts as the engine has, in the same chunks."""
-        mine = []
-        for request in (work.request for work in works if work.is_prefill):
-            # A request may end with its first token: it is forgotten, and nobody would free its pages.
-            if request.finish_reason is not None:
-                continue
-            text = self._text(request)
-            if text is not None and request.computed > text.own.computed:
-                stop = min(request.computed, text.own.computed + self._chunk, len(text.own.tokens) - 1)
-                mine += [text.work(stop)] if stop > text.own.computed else []
-        if mine:
-            self._run(mine)
+        """Nothing: prompts are read when they are asked for, and not where drafts do not pay."""
 
     def forget(self, request_id: str) -> None:
         """Free its pages; what they hold of the text may serve the next turn of a conversation."""

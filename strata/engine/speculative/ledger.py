@@ -1,52 +1,72 @@
-"""What speculation has cost a request of late, so that it can be forbidden to cost more."""
+"""What speculation has cost a request, so that it can be forbidden to cost more."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
+
+Promise = Literal["request", "window"]
+"""Over what a request is never slower than PROMISE of plain decoding."""
 
 WINDOW = 64
-"""Steps over which the promise holds."""
+"""Steps, a few of which always may be lost: the promise holds from there on."""
 PROMISE = 0.97
-"""Of the speed of plain decoding, at least, over any WINDOW steps, and over the whole request."""
+"""Of the speed of plain decoding, at least."""
 LOSS = 1 / PROMISE - 1
 """Plain steps that a token may take more than one: 0.031."""
 BUDGET = WINDOW * LOSS
 """Plain steps that WINDOW steps may lose if none of them brings more than a token: 1.98."""
+WINDOW_FLOOR = 0.94
+"""Of the speed of plain decoding over any WINDOW steps, where the promise is over the request: what somebody
+who is right until he is trusted can make of one. A step of 16 drafted tokens that are all wrong takes 4.4
+plain steps (docs/speculation.md): at 0.95 long drafts would be out of the question, however much they win.
+"""
+_WIDE = WINDOW / WINDOW_FLOOR - WINDOW
 
 
 class Ledger:
-    """Losses of the last WINDOW steps, in plain steps.
+    """Losses of a request, in plain steps.
 
     A step that takes c plain steps and brings t tokens has the promised speed when c <= t / PROMISE. A
     plain one is LOSS better than that; what another one is worse than a plain one, c - 1 - (t - 1) / PROMISE,
-    is its loss. WINDOW steps keep the promise when their losses add up to no more than BUDGET. A window may
-    begin anywhere: what was won in it can be lost again, what was won before it can not. So what matters is
-    the largest loss of all windows that end now; and that of the whole request, which many windows, each
-    with a loss, make up.
+    is its loss (a negative one: a gain). Over the whole request losses add up to LOSS of its steps at most,
+    and of WINDOW ones before that many; what was won earlier may be lost. In a window that may not: it may
+    begin anywhere, so what matters there is the largest loss of all windows that end now.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_losses", "_most", "_step", "_whole", "_worst")
+
+    def __init__(self, promise: Promise = "request") -> None:
+        self._most = BUDGET if promise == "window" else _WIDE
         self._step = 0
-        self._whole = 0.0
-        self._losses: deque[tuple[int, float]] = deque()  # steps that were not plain
+        self._whole = self._worst = 0.0
+        self._losses: deque[tuple[int, float]] = (
+            deque()
+        )  # of steps that were not plain, of the last WINDOW - 1
 
     @property
     def left(self) -> float:
         """Plain steps that the next step may take beyond one, if it brings no more than a token."""
-        loss = worst = 0.0
-        for step, each in reversed(self._losses):
-            if step <= self._step - (WINDOW - 1):
-                break
-            loss += each
-            worst = max(worst, loss)
-        return min(BUDGET - worst, LOSS * max(WINDOW, self._step + 1) - self._whole)
+        return min(self._most - self._worst, LOSS * max(WINDOW, self._step + 1) - self._whole)
 
-    def add(self, seconds: float, tokens: int) -> None:
+    def add(self, steps: float, tokens: int) -> None:
         """One step: what it took, in plain steps, and what it brought."""
         self._step += 1
-        loss = seconds - 1 - (tokens - 1) / PROMISE
+        self.charge(steps - 1 - (tokens - 1) / PROMISE)
+
+    def charge(self, loss: float) -> None:
+        """What was lost beside the steps, or by the last one."""
+        losses = self._losses
+        if not loss and not losses:
+            return
         if loss:
-            self._losses.append((self._step, loss))
+            losses.append((self._step, loss))
             self._whole += loss
-        while self._losses and self._losses[0][0] <= self._step - WINDOW:
-            self._losses.popleft()
+        while losses and losses[0][0] <= self._step - (WINDOW - 1):
+            losses.popleft()
+        total = worst = 0.0
+        for _, each in reversed(losses):
+            total += each
+            if total > worst:
+                worst = total
+        self._worst = worst

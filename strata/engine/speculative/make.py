@@ -10,6 +10,7 @@ from pathlib import Path
 from strata.backends.base import Backend, KvSpec
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.draft_model import DraftModel
+from strata.engine.speculative.ledger import Promise
 from strata.engine.speculative.mtp import MtpProposer
 from strata.engine.speculative.ngram import NgramProposer
 from strata.engine.speculative.proposer import Proposer
@@ -32,7 +33,7 @@ class SpeculationOptions:
 
     draft: the store of the model that proposes, or of a layer of the model that does (`convert --further`),
     which the plan must have room for; None: prompt n-grams.
-    ids: the draft's for the model's; None: the same.
+    ids: the draft's for the model's; None: the same. promise: see `ledger`.
     """
 
     machine: HardwareProfile
@@ -40,6 +41,7 @@ class SpeculationOptions:
     costs: bool = True
     draft: Path | None = None
     ids: IdMap | None = None
+    promise: Promise = "request"
 
 
 def make_speculator(
@@ -59,7 +61,12 @@ def make_speculator(
     """
     estimate = DecodeCost(model, plan, options.machine) if options.costs else None
     proposer = make_proposer(options, plan, backend, valid_tokens, decoder)
-    return Speculator(proposer, options.lengths, estimate, clock)
+    return Speculator(proposer, options.lengths, estimate, clock, options.promise, spare_for(proposer))
+
+
+def spare_for(proposer: Proposer) -> Proposer | None:
+    """What proposes where this one does not pay."""
+    return None if proposer.free else NgramProposer()
 
 
 def make_proposer(

@@ -126,6 +126,11 @@ class _Draft:
         return _Rows(self.text, self.text.own.computed + before, self.tokens[-1:], hidden, True)
 
 
+def _waits(text: _Text, request: Request) -> bool:
+    """Whether the row of the latest sampled token's position is the last one that waits."""
+    return text.unread > 0 and text.next == len(request.tokens) - 1
+
+
 class MtpProposer:
     """See `Proposer`. A request whose text does not fit the layer's context or pages gets no proposals.
 
@@ -163,6 +168,14 @@ class MtpProposer:
         found = (drafts.get(ask.request.request_id) for ask in asks)
         return [Proposal() if draft is None else Proposal(tuple(draft.guesses)) for draft in found]
 
+    def behind(self, request: Request) -> int | None:
+        """None: what waits is read with the next step at the latest."""
+        text = self._texts.get(request.request_id)
+        return 0 if text is not None and _waits(text, request) else None
+
+    def read(self, request: Request, count: int) -> None:
+        """Nothing: `follow` does."""
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Take the step's hidden states; prompts, and what was decoded long without a draft, are read now.
 
@@ -193,9 +206,8 @@ class MtpProposer:
             raise AssertionError(f"drafts of {set(self._texts) - running} hold pages, {running} run")
 
     def _ready(self, ask: Ask) -> bool:
-        """Whether the row of the latest sampled token's position is the last one that waits."""
-        text = self._texts.get(ask.request.request_id)
-        return text is not None and text.unread > 0 and text.next == len(ask.request.tokens) - 1
+        """Whether its row waits, so that a proposal can be made."""
+        return self.behind(ask.request) is not None
 
     def _draft(self, ask: Ask) -> _Draft:
         text = self._texts[ask.request.request_id]

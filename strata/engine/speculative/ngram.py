@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata.core import MOST_DRAFTED
+from strata.core import MOST_DRAFTED, Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.proposer import Ask, Proposal
 
@@ -31,8 +31,15 @@ class NgramProposer:
         """What followed the longest match."""
         return [self._propose(ask) for ask in asks]
 
+    def behind(self, request: Request) -> int | None:
+        """None is: a text is read when it is asked for."""
+        return 0
+
+    def read(self, request: Request, count: int) -> None:
+        """Nothing."""
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
-        """Nothing: a text is read when it is asked for."""
+        """Nothing."""
 
     def forget(self, request_id: str) -> None:
         """Drop its index."""

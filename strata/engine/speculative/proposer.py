@@ -47,8 +47,16 @@ class Proposer(Protocol):
         """One proposal for each ask, in order. Nothing that was proposed before is certain: see `tokens`."""
         ...
 
+    def behind(self, request: Request) -> int | None:
+        """Tokens of the text to be read before the next proposal; None: there will be none (now)."""
+        ...
+
+    def read(self, request: Request, count: int) -> None:
+        """Read so many of them."""
+        ...
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
-        """The model computed a step: of prompts compute as much, too, where a proposer has to.
+        """The model computed a step: compute what cannot be made up for later.
 
         kept: rows of each work that were no rejected draft. Requests that ended in it are forgotten already.
         """

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from strata.core import MOST_DRAFTED
-
 
 class Estimate(Protocol):
     """What a step is thought to take (`plan.cost`). Only ratios are used."""
@@ -27,6 +25,8 @@ PLAIN_TIMES = 3
 believed even where they say that it takes far longer than its neighbours."""
 LEAST_GAIN = 1.01
 """Expected gain below which a step stays plain: times are not known better than that."""
+CHANGE = 0.01
+"""Of a step's time, from which on all is fitted anew, which takes a twentieth of the fastest model's step."""
 DEARER = 2.0
 """A row takes at most so many times what rows before it took on average."""
 LEAST_ROW = 1 / 16
@@ -63,30 +63,20 @@ class StepTable:
     ) -> None:
         self.requests = requests
         self._estimate = estimate
-        self._estimates: dict[int, float] = {}
+        self._estimates: dict[int, float] = {} if before is None else before._estimates
         self._times: dict[int, deque[float]] = {}
         self._seconds: dict[int, float] = {}
+        self._fitted: dict[int, float] = {}
         self._expected: dict[int, float] = {}
         self._plain_before: float | None = None
         self._before: dict[int, float] = {}
         if before is not None and before.known:
             self._plain_before = before.plain
             self._before = dict(zip(before._rows, before._ratios, strict=True))
-        self._least_chance: float | None = None
         self._rows: list[int] = [requests]
         self._ratios: list[float] = [1.0]
         if self._before:
             self._fit()
-
-    @property
-    def least_chance(self) -> float:
-        """Of a draft's first token, below which no draft pays, even if all that follow it were right."""
-        if self._least_chance is None:
-            self._least_chance = self.requests * min(
-                (LEAST_GAIN * self.expected(self.requests + rows) - 1) / rows
-                for rows in range(1, MOST_DRAFTED + 1)
-            )
-        return self._least_chance
 
     @property
     def known(self) -> bool:
@@ -95,20 +85,21 @@ class StepTable:
 
     @property
     def plain(self) -> float:
-        """Seconds of a step without drafts."""
-        own = self._seconds.get(self.requests)
+        """Seconds of a step without drafts. One time that is longer than those with less context is not
+        believed: it was disturbed as likely as not."""
+        own, before = self._seconds.get(self.requests), self._plain_before
         if own is None:
-            assert self._plain_before is not None, "nothing is known"
-            return self._plain_before
-        return own
+            assert before is not None, "nothing is known"
+            return before
+        return own if before is None or self._count(self.requests) >= PLAIN_TIMES else min(own, before)
 
     def add(self, rows: int, seconds: float) -> None:
         """A step was measured."""
         times = self._times.setdefault(rows, deque(maxlen=KEPT))
         times.append(seconds)
-        before, now = self._seconds.get(rows), sorted(times)[len(times) // 4]
-        self._seconds[rows] = now
-        if self.known and (now != before or len(times) <= PLAIN_TIMES):
+        now = self._seconds[rows] = sorted(times)[len(times) // 4]
+        before = self._fitted.get(rows, 0.0)
+        if self.known and (abs(now - before) > CHANGE * before or len(times) == PLAIN_TIMES):
             self._fit()
 
     def doubt(self) -> None:
@@ -156,7 +147,7 @@ class StepTable:
         """Bring what is known in order: more rows never take less, and no single time is believed that
         says they take far more: other programs disturb steps, and a step thought dear is not tried again."""
         plain = self.plain
-        self._least_chance = None
+        self._fitted = dict(self._seconds)
         self._expected.clear()
         ratios = {**self._before, **{rows: time / plain for rows, time in self._seconds.items()}}
         ratios[self.requests] = 1.0

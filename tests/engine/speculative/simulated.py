@@ -13,6 +13,7 @@ from strata.core import Request, SamplingParams
 from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Work
 from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.ledger import Promise
 from strata.engine.speculative.proposer import Ask, Proposal
 from strata.engine.speculative.speculator import Speculator
 
@@ -52,6 +53,11 @@ class Drafts:
         position = len(ask.request.tokens) + place
         return int(not self.right(ask.request.request_id, position))  # the true token is always 0
 
+    def behind(self, request: Request) -> int | None:
+        return 0
+
+    def read(self, request: Request, count: int) -> None: ...
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None:
@@ -81,10 +87,13 @@ def decode(
     steps: int,
     requests: int = 1,
     lengths: LengthOptions | None = None,
+    promise: Promise = "request",
+    spare: Drafts | None = None,
 ) -> tuple[list[Step], Speculator]:
     """`steps` steps of `requests` requests that never end. The true continuation is zeros."""
     shape = None if estimate is None else lambda rows, **_: estimate(rows)
-    speculator = Speculator(drafts, lengths or LengthOptions(), shape, lambda: drafts.now)
+    asked = lengths or LengthOptions()
+    speculator = Speculator(drafts, asked, shape, lambda: drafts.now, promise, spare)
     sampler = Sampler(SamplingParams(temperature=0.0), 2)
     running = [Request(f"{i}", [0, 0], GREEDY) for i in range(requests)]
     done = []
@@ -141,6 +150,15 @@ def coins(rate: float, seed: int = 5, tokens: int = 6000) -> list[bool]:
     """A text whose drafts are right with the same chance everywhere."""
     chosen = random.Random(seed)
     return [chosen.random() < rate for _ in range(tokens)]
+
+
+def changes(seed: int = 7, tokens: int = 6000) -> list[bool]:
+    """A text that becomes another one again and again: stretches of 30 to 300 tokens."""
+    chosen, text = random.Random(seed), list[bool]()
+    while len(text) < tokens:
+        rate = chosen.choice((0.0, 0.1, 0.5, 0.8, 0.95, 1.0))
+        text += [chosen.random() < rate for _ in range(chosen.choice((30, 100, 300)))]
+    return text
 
 
 # Steps with drafts of 0, 1, ..., 8, then 10, 12, 14, 16 tokens that are all wrong, in plain steps: the

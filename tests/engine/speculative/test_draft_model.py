@@ -176,7 +176,7 @@ def test_a_turn_of_a_conversation_shares_the_pages_of_the_last(cpu_decoders: dic
     assert isinstance(draft, DraftModel)
     again = Request("two", [*first.tokens, 5, 6], GREEDY)
     draft.propose([Ask(again, 1, Sampler(GREEDY, VOCAB))])
-    assert draft._texts["two"].own.shared >= 32
+    assert draft._texts["two"].own.shared >= 30
     draft.forget("two")
 
 

@@ -39,6 +39,11 @@ class Oracle:
         told = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(VOCAB) if self.random.random() < self.lies else t for t in told]
 
+    def behind(self, request: Request) -> int | None:
+        return 0
+
+    def read(self, request: Request, count: int) -> None: ...
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None: ...

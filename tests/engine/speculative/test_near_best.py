@@ -7,7 +7,19 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from simulated import MODELS, Cost, Drafts, Matches, coins, decode, measured_cost, runs, slowest_window, speed
+from simulated import (
+    MODELS,
+    Cost,
+    Drafts,
+    Matches,
+    changes,
+    coins,
+    decode,
+    measured_cost,
+    runs,
+    slowest_window,
+    speed,
+)
 
 from strata.engine.speculative.draft_length import LengthOptions
 
@@ -18,16 +30,11 @@ TEXTS = {
     "repeat": [True] * 6000,
     "misleading": coins(0.1),
     "often right": coins(0.8),
+    "changes": changes(),
+    "right, then wrong": [position % 400 < 300 for position in range(6000)],
     **{f"right {rate}": coins(rate) for rate in (0.0, 0.6, 0.8, 0.9, 1.0)},
 }
-MATCHED = list(TEXTS)[:6]
-WHAT_THE_PROMISE_COSTS = {
-    ("repeat", "demo"): 0.88,
-    ("often right", "demo"): 0.86,
-    ("repeat", "SmolLM2, AVX2"): 0.92,
-    ("often right", "SmolLM2, AVX2"): 0.9,
-}
-"""Rows are dear there: no step with a draft of 8 may be taken, or only with all that may be lost at once."""
+MATCHED = list(TEXTS)[:8]
 
 
 @cache
@@ -50,14 +57,13 @@ def right_in(text: list[bool]) -> Callable[[str, int], bool]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("text", MATCHED)
 def test_matches_are_verified_at_the_best_length_or_near(model: str, text: str) -> None:
-    """Within 3 % of the best of plain, 4 and 8, the engine's first steps included; no window too slow."""
+    """Within 3 % of the best of plain, 4 and 8, the engine's first steps included; no window is slow."""
     found = speeds(model, text, Matches)
-    least = WHAT_THE_PROMISE_COSTS.get((text, model), 0.97)
-    assert found["pays"] >= least * max(found["plain"], found["fixed 4"], found["fixed 8"])
-    assert found["window"] >= 0.97
+    assert found["pays"] >= 0.97 * max(found["plain"], found["fixed 4"], found["fixed 8"])
+    assert found["window"] >= 0.955
 
 
-@pytest.mark.parametrize("model", ["SmolLM2", "random MoE"])
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.8, 0.9, 1.0])
 def test_a_draft_model_is_asked_at_the_best_length_or_near(model: str, rate: float) -> None:
     """A token of the draft takes 0.03 plain steps; every one is right with the same chance."""

@@ -1,0 +1,30 @@
+"""When a proposer that costs something and was given up is asked again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST, LAST = 2, 512
+"""Steps without a draft of it that was tested; doubled by every failure."""
+
+
+@dataclass(slots=True)
+class Retry:
+    """Of one request. untested: steps since its last draft was tested; after: how many let it be tried."""
+
+    after: int = FIRST
+    untested: int = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be tried."""
+        return self.untested >= self.after
+
+    def waited(self) -> None:
+        """A step said nothing about it."""
+        self.untested += 1
+
+    def tested(self, hit: bool) -> None:
+        """Its draft was right, at first at least, or wrong at once."""
+        self.untested = 0
+        self.after = FIRST if hit else min(LAST, 2 * max(1, self.after))
