@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST, LAST = 2, 512
+FIRST, LAST = 1, 512
 """Steps without a draft of it that was tested; doubled by every failure."""
 
 
