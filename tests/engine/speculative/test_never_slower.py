@@ -77,7 +77,8 @@ def test_no_window_is_slower_than_promised(
 
 def test_an_adversary_who_waits_for_trust() -> None:
     """Right for 100 tokens, wrong for 10, again and again: the losses of a window stay within the budget."""
-    for promise, least in (("window", PROMISE), ("request", WINDOW_FLOOR)):
+    promises: list[tuple[Promise, float]] = [("window", PROMISE), ("request", WINDOW_FLOOR)]
+    for promise, least in promises:
         drafts = Drafts(lambda _, position: position % 110 < 100, 0.05)
         cost: Cost = lambda rows: 1 + 0.1 * (rows - 1)  # noqa: E731
         steps, _ = decode(drafts, cost, lambda rows: 1 + 0.1 * rows, 2000, promise=promise)
