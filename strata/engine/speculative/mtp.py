@@ -126,11 +126,6 @@ class _Draft:
         return _Rows(self.text, self.text.own.computed + before, self.tokens[-1:], hidden, True)
 
 
-def _waits(text: _Text, request: Request) -> bool:
-    """Whether the row of the latest sampled token's position is the last one that waits."""
-    return text.unread > 0 and text.next == len(request.tokens) - 1
-
-
 class MtpProposer:
     """See `Proposer`. A request whose text does not fit the layer's context or pages gets no proposals.
 
@@ -169,9 +164,9 @@ class MtpProposer:
         return [Proposal() if draft is None else Proposal(tuple(draft.guesses)) for draft in found]
 
     def behind(self, request: Request) -> int | None:
-        """None: what waits is read with the next step at the latest."""
+        """0 where the row of the latest sampled token's position is the last one that waits; else None."""
         text = self._texts.get(request.request_id)
-        return 0 if text is not None and _waits(text, request) else None
+        return 0 if text and text.unread and text.next == len(request.tokens) - 1 else None
 
     def read(self, request: Request, count: int) -> None:
         """Nothing: `follow` does."""
