@@ -58,15 +58,16 @@ _TEXTS = (
     ("JSON", f'{{"parts": [\n{_JSON}  {{"id": 9, "name": "part 9", "price": 9.50,'),
     ("prose", "The road went down to the river, where an old man sat and mended his nets. He said that"),
 )
-_HEADS = ("text", "drafts", "t/s", "of plain", "tokens/forward", "accepted", "length", "draft time", "GB/s",
-          "of memory", "same text")  # fmt: skip
+_HEADS = ("text", "drafts", "t/s", "of plain", "spread", "slowest 64", "tokens/forward", "accepted", "length",
+          "draft time", "GB/s", "of memory", "same text")  # fmt: skip
 _LONGEST_PROMPT = 1024
 
 
 class SpeculativeBenchmark:
     """One model and its proposer, ready to be measured. Texts are greedy, or scripted."""
 
-    def __init__(self, config: Config, tokens: int) -> None:
+    def __init__(self, config: Config, tokens: int, texts: Sequence[str] = ()) -> None:
+        """texts: beginnings of their names; (): all. UsageError where one is none's."""
         path = store_path(config, text=False)
         manifest = read_manifest(path)
         if manifest.spec.context < _LONGEST_PROMPT + tokens:
@@ -96,18 +97,28 @@ class SpeculativeBenchmark:
         self.proposer = proposer.name
         model = footprint(contents_of_store(manifest), engine.kv)
         estimate = DecodeCost(model, self.plan, self.machine)
-        self._bench = SpeculativeBench(engine, proposer, estimate, limits_probe(backend))
+        self._bench = SpeculativeBench(engine, proposer, estimate, limits_probe(backend), asked.promise)
         self.tokens = tokens
         self.workloads = scripted_workloads(engine.options.valid_tokens, tokens)
         if tokenizer is not None:
-            texts = [Workload(name, tokenizer.encode_completion(text)) for name, text in _TEXTS]
-            self.workloads = [*texts, *self.workloads]
+            found = [Workload(name, tokenizer.encode_completion(text)) for name, text in _TEXTS]
+            self.workloads = [*found, *self.workloads]
+        self.workloads = _chosen(self.workloads, texts)
         self.model, self.kv_place = manifest.spec.name, engine.kv_place
 
     def results(self, repeats: int) -> Iterator[list[SpeculativeRun]]:
         """The runs of each workload, as they are done."""
         for workload in self.workloads:
             yield list(self._bench.runs(workload, self.tokens, repeats))
+
+
+def _chosen(workloads: Sequence[Workload], texts: Sequence[str]) -> list[Workload]:
+    wanted = [text.strip().lower() for text in texts]
+    names = [workload.name for workload in workloads]
+    for text in wanted:
+        if not text or not any(name.lower().startswith(text) for name in names):
+            raise UsageError(f"--texts has {text!r}, there are {', '.join(names)}", remedy="their beginnings")
+    return [each for each in workloads if not wanted or each.name.lower().startswith(tuple(wanted))]
 
 
 def _tokenizer(path: Any) -> Tokenizer | None:
@@ -123,7 +134,8 @@ def markdown_head() -> str:
 
 
 def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
-    """One line per policy: medians; `of plain` compares each run with the plain one of its round."""
+    """One line per policy: medians. `of plain` compares each run with the plain one of its round; `spread`:
+    the least and the most of that; `slowest 64`: so many steps in a row of any round, by that plain run."""
     lines = []
     for name, *_ in POLICIES:
         mine = [run for run in runs if run.policy == name]
@@ -133,6 +145,8 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
             name,
             f"{_median(run.tokens_per_second for run in mine):.1f}",
             f"{median(ratios(runs, name)):.2f}",
+            f"{min(ratios(runs, name)):.2f}-{max(ratios(runs, name)):.2f}",
+            _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
             "-" if name == "plain" else f"{100 * _median(run.acceptance for run in mine):.0f} %",
             f"{_median(run.mean_length for run in mine):.1f}",
@@ -150,6 +164,14 @@ def ratios(runs: Sequence[SpeculativeRun], policy: str) -> list[float]:
     plain = [run.tokens_per_second for run in runs if run.policy == "plain"]
     mine = [run.tokens_per_second for run in runs if run.policy == policy]
     return [speed / base for speed, base in zip(mine, plain, strict=True)]
+
+
+def _slowest(runs: Sequence[SpeculativeRun], policy: str) -> str:
+    """A plain run's, too, which says how far speeds vary without any draft."""
+    plain = [run.tokens_per_second for run in runs if run.policy == "plain"]
+    mine = [run.slowest() for run in runs if run.policy == policy]
+    found = [speed / base for speed, base in zip(mine, plain, strict=True) if speed is not None]
+    return f"{min(found):.2f}" if found else "-"
 
 
 def to_json(bench: SpeculativeBenchmark, results: Sequence[Sequence[SpeculativeRun]]) -> dict[str, Any]:

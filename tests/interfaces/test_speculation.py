@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from strata.config import Override, load_config
 from strata.engine.bench.figures import Limits
-from strata.engine.bench.speculation import POLICIES
+from strata.engine.bench.speculation import ORDER, POLICIES, SpeculativeRun
 from strata.errors import ConfigError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces import speculative_bench
@@ -148,10 +148,28 @@ def test_off_means_off(machine: HardwareProfile) -> None:
 def test_the_benchmark_compares_equal_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every policy on every text; the text is the same with all. The memory's speed is not measured."""
     monkeypatch.setattr(speculative_bench, "limits_probe", lambda backend: Limits)
-    result = CliRunner().invoke(strata, ["bench", "demo", "--speculative", "-n", "24", "-r", "1", "--json"])
+    command = ["bench", "demo", "--speculative", "-n", "24", "-r", "1", "--texts", "code,repeat"]
+    result = CliRunner().invoke(strata, [*command, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert {run["policy"] for run in found["runs"]} == {name for name, *_ in POLICIES}
+    assert {run["policy"] for run in found["runs"]} == {name for name, *_ in POLICIES} == set(ORDER)
+    assert {run["workload"] for run in found["runs"]} == {"code edit", "repeat (scripted)"}
+    assert all(sum(tokens for _, tokens in run["steps"]) == run["tokens"] for run in found["runs"])
     assert all(run["same"] for run in found["runs"])
     repeated = [run for run in found["runs"] if run["workload"].startswith("repeat")]
     assert all(run["tokens_per_forward"] > 2 for run in repeated if run["policy"].startswith("fixed"))
+
+
+def test_texts_that_there_are_not_are_named() -> None:
+    result = CliRunner().invoke(strata, ["bench", "demo", "--speculative", "--texts", "code,poem"])
+    assert result.exit_code != 0 and "'poem', there are code edit, JSON, prose, repeat" in result.output
+    result = CliRunner().invoke(strata, ["bench", "demo", "--texts", "code"])
+    assert result.exit_code != 0 and "--texts has an effect with --speculative only" in result.output
+
+
+def test_the_slowest_steps_in_a_row() -> None:
+    """Of 2 steps: a token in 1.1 + 1.9 seconds, 3 in the fastest."""
+    steps = [(1.0, 1), (0.1, 1), (1.9, 1), (1.1, 0), (0.5, 2)]
+    run = SpeculativeRun("", "", 5, 4.6, 0, 1, 1, 1, 0, None, True, steps)
+    assert run.slowest(2) == pytest.approx(1 / 3.0)
+    assert run.slowest(5) == pytest.approx(5 / 4.6) and run.slowest(6) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 
 from strata.core import Request, SamplingParams
@@ -13,6 +14,8 @@ from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
 from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.ledger import WINDOW, Promise
+from strata.engine.speculative.make import spare_for
 from strata.engine.speculative.proposer import Proposer
 from strata.engine.speculative.speculator import Speculator
 from strata.engine.speculative.step_times import Estimate
@@ -25,6 +28,8 @@ POLICIES: tuple[tuple[str, LengthOptions | None, bool], ...] = (
     ("cost-aware", LengthOptions(), True),
 )
 """Name, lengths of drafts (None: no drafts), and whether what steps cost cuts them."""
+ORDER = ("fixed 4", "cost-aware", "plain", "dynamic", "fixed 8")
+"""Of a round: none is far from the plain run that it is compared with."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Workload:
 class SpeculativeRun:
     """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
 
-    same: whether the text is that of plain decoding.
+    steps: seconds and tokens of each; same: whether the text is that of plain decoding.
     """
 
     workload: str
@@ -54,11 +59,21 @@ class SpeculativeRun:
     draft_share: float
     bandwidth: float | None
     same: bool
+    steps: Sequence[tuple[float, int]] = ()
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole answer but its first token."""
         return self.tokens / self.seconds
+
+    def slowest(self, width: int = WINDOW) -> float | None:
+        """Tokens per second of the slowest `width` steps in a row; None where there were fewer."""
+        times = [0.0, *accumulate(seconds for seconds, _ in self.steps)]
+        tokens = [0, *accumulate(count for _, count in self.steps)]
+        ends = range(width, len(times))
+        return min(
+            ((tokens[i] - tokens[i - width]) / (times[i] - times[i - width]) for i in ends), default=None
+        )
 
 
 class ScriptedTokens(Sampler):
@@ -93,13 +108,22 @@ class SpeculativeBench:
     """Measures on an idle engine that shares no prefixes. A policy keeps what it learnt between its runs."""
 
     def __init__(
-        self, engine: Engine, proposer: Proposer, estimate: Estimate, probe: Callable[[], Limits]
+        self,
+        engine: Engine,
+        proposer: Proposer,
+        estimate: Estimate,
+        probe: Callable[[], Limits],
+        promise: Promise = "request",
     ) -> None:
         self._engine, self._probe = engine, probe
-        self._speculators = {
-            name: None if lengths is None else Speculator(proposer, lengths, estimate if costs else None)
-            for name, lengths, costs in POLICIES
-        }
+        self._speculators: dict[str, Speculator | None] = {}
+        for name, lengths, costs in POLICIES:
+            known, spare = (estimate, spare_for(proposer)) if costs else (None, None)
+            self._speculators[name] = (
+                None
+                if lengths is None
+                else Speculator(proposer, lengths, known, time.perf_counter, promise, spare)
+            )
         self._started = 0
         self._limits = Limits()
 
@@ -109,7 +133,7 @@ class SpeculativeBench:
         plain: list[int] = []
         self._limits = self._probe()
         for turn in range(repeats):
-            for name, *_ in POLICIES if turn % 2 == 0 else reversed(POLICIES):
+            for name in ORDER if turn % 2 == 0 else reversed(ORDER):
                 run, text = self._run(workload, name, tokens, plain)
                 plain = plain or text
                 yield run
@@ -122,7 +146,7 @@ class SpeculativeBench:
         engine.speculator = speculator
         before = self._limits
         counted = _counts(speculator)
-        request, seconds, read = self._decode(workload, tokens)
+        request, steps, read = self._decode(workload, tokens)
         after = self._limits = self._probe()
         forwards, brought, tested, accepted, lengths, verify, draft = (
             now - then for now, then in zip(_counts(speculator), counted, strict=True)
@@ -134,7 +158,7 @@ class SpeculativeBench:
             workload=workload.name,
             policy=policy,
             tokens=len(request.generated) - 1,
-            seconds=seconds,
+            seconds=sum(seconds for seconds, _ in steps),
             bytes=read,
             tokens_per_forward=brought / forwards if forwards else 1.0,
             acceptance=accepted / tested if tested else 0.0,
@@ -142,11 +166,12 @@ class SpeculativeBench:
             draft_share=draft / (draft + verify) if draft + verify else 0.0,
             bandwidth=bandwidth,
             same=not plain or request.generated == list(plain),
+            steps=steps,
         )
         return run, request.generated
 
-    def _decode(self, workload: Workload, tokens: int) -> tuple[Request, float, float]:
-        """The answered request, seconds from its first token to its last, bytes that decoding read."""
+    def _decode(self, workload: Workload, tokens: int) -> tuple[Request, list[tuple[float, int]], float]:
+        """The answered request, seconds and tokens of the steps after its first token, bytes they read."""
         engine = self._engine
         self._started += 1
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
@@ -157,11 +182,13 @@ class SpeculativeBench:
         engine.add(request, sampler)
         while engine.busy and not engine.step():
             pass
-        begin = time.perf_counter()
+        steps, known, begin = [], len(request.tokens), time.perf_counter()
         while engine.busy:
             engine.step()
-        seconds = time.perf_counter() - begin
-        return request, seconds, engine.metrics.requests[request.request_id].decode.bytes
+            end, now = time.perf_counter(), len(request.tokens)
+            steps.append((end - begin, now - known))
+            begin, known = end, now
+        return request, steps, engine.metrics.requests[request.request_id].decode.bytes
 
 
 def _counts(speculator: Speculator | None) -> tuple[float, ...]:

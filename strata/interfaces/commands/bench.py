@@ -65,6 +65,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 )
 @click.option("--speculative", is_flag=True, help="Plain decoding beside drafts: fixed, dynamic, cost-aware.")
 @click.option("-md", "--model-draft", "--draft-model", "draft", metavar="PATH", help="What proposes, for it.")
+@click.option("--texts", metavar="NAMES", help="For it: of some texts only, e.g. json,prose.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
 @timeline_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
@@ -86,6 +87,7 @@ def command(
     launch_us: float,
     speculative: bool,
     draft: str | None,
+    texts: str | None,
     no_warmup: bool,
     timeline: Path | None,
     as_csv: bool,
@@ -102,7 +104,9 @@ def command(
     Tokens differ between streams: with the same one in all, they would use the same experts and look cheap.
 
     --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by the
-    rule of recent acceptance, and cut to what pays, in -r rounds; n-grams propose, or the model of -md.
+    rule of recent acceptance, and cut to what pays, in -r rounds; n-grams propose, or the model of -md. Each
+    run is compared with the plain one of its round: the median, and the least and most (spread). "slowest 64"
+    are the slowest 64 steps in a row of any round; how slow those of plain runs are is the machine's noise.
 
     --dry-launch computes nothing: it counts what decoding steps ask of a card's driver, per layer and step.
 
@@ -117,10 +121,10 @@ def command(
     form = _form(as_csv, as_json)
     kind = _kind(speculative, dry_launch)
     given = {"--csv": as_csv, "--ops": ops, "--no-warmup": no_warmup, "--timeline": timeline is not None}
-    _check_options(kind, draft, launch_us, given)
+    _check_options(kind, {"--model-draft": draft, "--texts": texts}, launch_us, given)
     config = _config(config_file, settings, _one_model(positional, model), threads, draft)
     if speculative:
-        _compare_drafts(config, max(generate), repetitions, as_json)
+        _compare_drafts(config, max(generate), repetitions, texts.split(",") if texts else [], as_json)
         return
     if dry_launch:
         _count_launches(config, streams, launch_us / 1e6, as_json)
@@ -144,13 +148,17 @@ def _kind(speculative: bool, dry_launch: bool) -> str:
     return "--speculative" if speculative else "--dry-launch" if dry_launch else ""
 
 
-def _check_options(kind: str, draft: str | None, launch_us: float, given: dict[str, bool]) -> None:
-    """UsageError for options that would have no effect. given: those that only the usual kind knows."""
+def _check_options(
+    kind: str, speculative: dict[str, str | None], launch_us: float, given: dict[str, bool]
+) -> None:
+    """UsageError for options that would have no effect. speculative: those for --speculative only; given:
+    those that only the usual kind knows."""
     idle = [name for name, there in given.items() if there and kind]
     if idle:
         raise UsageError(f"{idle[0]} has no effect with {kind}", remedy="leave one of them out")
-    if draft is not None and kind != "--speculative":
-        raise UsageError("--model-draft has an effect with --speculative only", remedy="add it")
+    for name, value in speculative.items():
+        if value is not None and kind != "--speculative":
+            raise UsageError(f"{name} has an effect with --speculative only", remedy="add it")
     if math.isnan(launch_us):
         raise UsageError("--launch-us is no number", remedy="microseconds, e.g. 4")
 
@@ -183,7 +191,7 @@ def _cases(prompts: list[int], generate: list[int], depths: list[int], streams: 
     return cases
 
 
-def _compare_drafts(config: Any, tokens: int, repeats: int, as_json: bool) -> None:
+def _compare_drafts(config: Any, tokens: int, repeats: int, texts: list[str], as_json: bool) -> None:
     import json
 
     from strata.interfaces import speculative_bench
@@ -192,7 +200,7 @@ def _compare_drafts(config: Any, tokens: int, repeats: int, as_json: bool) -> No
 
     if tokens < 2:
         raise UsageError(f"-n is {tokens}: nothing to compare", remedy="e.g. -n 256")
-    bench = speculative_bench.SpeculativeBenchmark(config, tokens)
+    bench = speculative_bench.SpeculativeBenchmark(config, tokens, texts)
     if as_json:
         found = speculative_bench.to_json(bench, list(bench.results(repeats)))
         click.echo(json.dumps(found, indent=2))
