@@ -71,7 +71,7 @@ def stake(left: float, first: float, row: float) -> float:
 
     first: the chance that the best draft's first token is right, so that it is no loss. row: what the
     shortest draft takes. When not even that can be paid for, speculation is over for a while, however good
-    drafts become. So one of those is kept back, and with doubtful drafts more. The square is what gained most in
-    simulations of texts with runs of right and wrong drafts (tests/engine/speculative/test_near_best.py).
+    drafts become. So one of those is kept back, and with doubtful drafts more. The square is what gained
+    most in simulations of texts with runs of right and wrong drafts (`test_near_best.py`).
     """
     return max(first**2 * (left - row), min(first * left, row))
