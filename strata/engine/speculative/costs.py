@@ -171,7 +171,7 @@ class ByCosts:
         if state is None:
             free, drafted = self._shared
             state = self._states[request.request_id] = _State(
-                Ledger(self._promise), Acceptance(free), Acceptance(drafted), Retry(self._retry_after)
+                Ledger(self._promise), Acceptance(free), Acceptance(drafted), Retry(1, self._retry_after)
             )
         return state
 

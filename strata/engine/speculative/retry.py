@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST, LAST = 1, 512
-"""Steps without a draft of it that was tested; doubled by every failure."""
+LAST = 512
+"""Steps without a draft of it that was tested, at most; every failure doubles them."""
 
 
 @dataclass(slots=True)
 class Retry:
-    """Of one request. untested: steps since its last draft was tested; after: how many let it be tried."""
+    """Of one request. first: steps after a success; untested: steps since its last draft was tested; after: how many let it be tried."""
 
-    after: int = FIRST
+    first: int
+    after: int
     untested: int = 0
 
     @property
@@ -27,4 +28,4 @@ class Retry:
     def tested(self, hit: bool) -> None:
         """Its draft was right, at first at least, or wrong at once."""
         self.untested = 0
-        self.after = FIRST if hit else min(LAST, 2 * max(1, self.after))
+        self.after = self.first if hit else min(LAST, 2 * max(1, self.after))

@@ -10,13 +10,16 @@ from strata.engine.speculative.draft_length import DraftLength, LengthOptions
 from strata.engine.speculative.proposer import Ask, Proposer
 from strata.engine.speculative.retry import Retry
 
+RETRY_AFTER = 16
+"""Steps until a proposer that costs something and came down to no tokens is tried again, at first."""
+
 
 @dataclass
 class _State:
     """Of one request. shadow: the first token of a proposal of which none was verified."""
 
     length: DraftLength
-    retry: Retry = field(default_factory=Retry)
+    retry: Retry = field(default_factory=lambda: Retry(RETRY_AFTER, RETRY_AFTER))
     shadow: int | None = None
 
 
