@@ -10,7 +10,8 @@ LAST = 512
 
 @dataclass(slots=True)
 class Retry:
-    """Of one request. first: steps after a success; untested: steps since its last draft was tested; after: how many let it be tried."""
+    """Of one request. untested: steps since its last draft was tested; after: how many let it be tried again
+    (`first`, when the last one was right)."""
 
     first: int
     after: int

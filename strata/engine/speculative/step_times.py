@@ -27,8 +27,8 @@ LEAST_GAIN = 1.01
 """Expected gain below which a step stays plain: times are not known better than that."""
 CHANGE = 0.01
 """Of a step's time, from which on all is fitted anew, which takes a twentieth of the fastest model's step."""
-DEARER = 2.0
-"""A row takes at most so many times what rows before it took on average."""
+DEARER = 2
+"""A row takes at most so many times what rows before it took on average (`_limit`'s sum is for just this)."""
 LEAST_ROW = 1 / 16
 """Of a plain step: what a row before it is thought to take at least, when that is said of the next ones."""
 
@@ -118,10 +118,13 @@ class StepTable:
         return found
 
     def worst(self, rows: int) -> float:
-        """The same at most. Before any draft was measured, a row takes a plain step at most."""
-        if rows <= self._rows[-1]:
-            return self.expected(rows)
-        return self._limit(self._rows[-1], self._ratios[-1], rows)
+        """The same at most: no more than what more rows took, nor than what fewer took allows. Before any
+        draft was measured, a row takes a plain step at most."""
+        place = bisect_left(self._rows, rows)
+        if place < len(self._rows) and self._rows[place] == rows:
+            return self._ratios[place]
+        most = self._limit(self._rows[place - 1], self._ratios[place - 1], rows)
+        return min(most, self._ratios[place]) if place < len(self._rows) else most
 
     def _guess(self, rows: int) -> float:
         place = bisect_left(self._rows, rows)
@@ -140,8 +143,11 @@ class StepTable:
         own = -(-(more - rows) // self.requests)
         if rows == self.requests:
             return ratio + own
-        dearest = DEARER * max(LEAST_ROW, (ratio - 1) / (rows - self.requests))
-        return ratio + min(own, (more - rows) * dearest)
+        drafted, all_drafted = rows - self.requests, more - self.requests
+        taken = max(LEAST_ROW * drafted, ratio - 1)
+        # Each row takes twice the average before it, of which it is a part for the next one.
+        growth = all_drafted * (all_drafted + 1) / (drafted * (drafted + 1)) - 1
+        return ratio + min(own, taken * growth)
 
     def _fit(self) -> None:
         """Bring what is known in order: more rows never take less, and no single time is believed that
