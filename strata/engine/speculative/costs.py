@@ -155,7 +155,7 @@ class ByCosts:
         if self._since_draft >= REST_AFTER:
             self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         owed = self._draft.settle() / table.plain if self._draft is not None else 0.0
-        took = owed + (table.expected(rows) if rows > requests else 1.0)
+        took = owed + (table.worst(rows) if rows > requests else 1.0)
         if self._by_draft or owed:
             self._won = min(MOST_WON, self._won + sum(kept) / requests - took)
         self._enter(works, took, kept if rows > requests else [1] * requests)

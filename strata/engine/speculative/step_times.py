@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +29,9 @@ CHANGE = 0.01
 """Of a step's time, from which on all is fitted anew, which takes a twentieth of the fastest model's step."""
 DEARER = 2
 """A row takes at most so many times what rows before it took on average (`_limit`'s sum is for just this)."""
+HOPE = 1.25
+"""The same, where it is only to be tried: most rows take less than those before them, and a step that is
+thought dear because it was disturbed is not measured again."""
 LEAST_ROW = 1 / 16
 """Of a plain step: what a row before it is thought to take at least, when that is said of the next ones."""
 
@@ -75,6 +78,7 @@ class StepTable:
             self._before = dict(zip(before._rows, before._ratios, strict=True))
         self._rows: list[int] = [requests]
         self._ratios: list[float] = [1.0]
+        self._hoped: list[float] = [1.0]
         if self._before:
             self._fit()
 
@@ -118,8 +122,8 @@ class StepTable:
         return found
 
     def worst(self, rows: int) -> float:
-        """The same at most: no more than what more rows took, nor than what fewer took allows. Before any
-        draft was measured, a row takes a plain step at most."""
+        """What it takes, where it was measured; else at most: no more than what more rows took, nor than what
+        fewer took allows. Before any draft was measured, a row takes a plain step at most."""
         place = bisect_left(self._rows, rows)
         if place < len(self._rows) and self._rows[place] == rows:
             return self._ratios[place]
@@ -129,13 +133,13 @@ class StepTable:
     def _guess(self, rows: int) -> float:
         place = bisect_left(self._rows, rows)
         if place < len(self._rows):
-            high, most = self._rows[place], self._ratios[place]
+            high, most = self._rows[place], self._hoped[place]
             if high == rows:
                 return most
-            low, least = self._rows[place - 1], self._ratios[place - 1]
+            low, least = self._rows[place - 1], self._hoped[place - 1]
             return least + (most - least) * (rows - low) / (high - low)
         last = self._rows[-1]
-        return max(self._ratios[-1], self._ratios[-1] * self._shape(rows) / self._shape(last))
+        return max(self._hoped[-1], self._hoped[-1] * self._shape(rows) / self._shape(last))
 
     def _limit(self, rows: int, ratio: float, more: int) -> float:
         """What a step of `more` rows takes at most when one of `rows` takes `ratio`: never more than the
@@ -151,23 +155,36 @@ class StepTable:
 
     def _fit(self) -> None:
         """Bring what is known in order: more rows never take less, and no single time is believed that
-        says they take far more: other programs disturb steps, and a step thought dear is not tried again."""
+        says they take far more: other programs disturb steps."""
         plain = self.plain
         self._fitted = dict(self._seconds)
         self._expected.clear()
         ratios = {**self._before, **{rows: time / plain for rows, time in self._seconds.items()}}
         ratios[self.requests] = 1.0
         self._rows = sorted(ratios)
-        self._ratios = []
-        before, last = self.requests, 1.0
-        for rows in self._rows:
-            if self._count(rows) < PLAIN_TIMES and rows > self.requests:
-                ratios[rows] = min(ratios[rows], self._limit(before, last, rows))
-            before, last = rows, ratios[rows]
-            self._ratios.append(ratios[rows])
-        for place in range(len(self._ratios) - 2, -1, -1):
-            self._ratios[place] = min(self._ratios[place], self._ratios[place + 1])
-        self._ratios = [max(1.0, ratio) for ratio in self._ratios]
+        found = [ratios[rows] for rows in self._rows]
+        self._ratios = self._believed(found, self._limit)
+        self._hoped = self._believed(found, self._hope)
+
+    def _believed(self, ratios: Sequence[float], most: Callable[[int, float, int], float]) -> list[float]:
+        """What was measured too seldom is no more than `most` of the rows before it says."""
+        found, before, last = [1.0], self.requests, 1.0
+        for rows, ratio in zip(self._rows[1:], ratios[1:], strict=True):
+            before, last = (
+                rows,
+                ratio if self._count(rows) >= PLAIN_TIMES else min(ratio, most(before, last, rows)),
+            )
+            found.append(last)
+        for place in range(len(found) - 2, -1, -1):
+            found[place] = min(found[place], found[place + 1])
+        return [max(1.0, ratio) for ratio in found]
+
+    def _hope(self, rows: int, ratio: float, more: int) -> float:
+        """What lets a step of `more` rows be tried again although it took longer."""
+        if rows == self.requests:
+            return ratio + (more - rows) / self.requests
+        each = max(LEAST_ROW, (ratio - 1) / (rows - self.requests))
+        return ratio + (more - rows) * HOPE * each
 
     def _count(self, rows: int) -> int:
         return len(self._times.get(rows, ()))

@@ -87,7 +87,7 @@ def test_disturbed_steps_do_not_end_speculation(seed: int) -> None:
             estimate = None if lengths else lambda rows: 1 + 0.05 * rows
             drafts = Matches(right_in([True] * 6000))
             found[name] = speed(decode(drafts, disturbed, estimate, 300, lengths=lengths)[0])
-        assert found["pays"] >= 0.75 * found["8"]
+        assert found["pays"] >= 0.97 * found["8"]
 
 
 def test_texts_that_repeat_gain() -> None:
