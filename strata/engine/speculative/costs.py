@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from strata.core import MOST_DRAFTED, Request
 from strata.engine.scheduler import Work
@@ -11,7 +12,7 @@ from strata.engine.speculative.acceptance import Acceptance, Counts, Key
 from strata.engine.speculative.choice import Choice, choose
 from strata.engine.speculative.draft_costs import WITH_THE_FIRST, DraftCosts
 from strata.engine.speculative.draft_length import LengthOptions
-from strata.engine.speculative.ledger import Ledger, Promise
+from strata.engine.speculative.ledger import LOSS, Ledger, Promise
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
 from strata.engine.speculative.retry import LAST, Retry
 from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
@@ -152,9 +153,9 @@ class ByCosts:
         table.add(rows, seconds)
         if not table.known:
             return
-        if self._since_draft >= REST_AFTER:
-            self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         owed = self._draft.settle() / table.plain if self._draft is not None else 0.0
+        if self._since_draft >= REST_AFTER and not owed:
+            self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         took = owed + (table.worst(rows) if rows > requests else 1.0)
         if self._by_draft or owed:
             self._won = min(MOST_WON, self._won + sum(kept) / requests - took)
@@ -207,12 +208,16 @@ class ByCosts:
             for ask, state in zip(asks, states, strict=True)
         ]
         left = _left(states)
+        draft.reads = False
         lengths, promised = choose(chances, left, table, token)
         if promised <= rate or not any(lengths):
             lengths = self._tried(asks, states, table, token, left)
         lengths = self._caught_up(asks, lengths, table, left - (table.worst(len(asks) + 1) - 1 + token))
         places = [place for place, length in enumerate(lengths) if length]
         if not places:
+            for state in states:
+                if state.retry.due and not draft.reads:
+                    state.retry.later()
             return None
         found: list[tuple[int, ...]] = [()] * len(asks)
         wanted = [Ask(asks[place].request, lengths[place], asks[place].sampler) for place in places]
@@ -240,27 +245,35 @@ class ByCosts:
         return lengths
 
     def _caught_up(self, asks: Sequence[Ask], lengths: list[int], table: StepTable, left: float) -> list[int]:
-        """The lengths, 0 for those whose text the draft has not read; it reads what may be spent on it."""
+        """The lengths, 0 for those whose text the draft has not read: it reads what may be spent on it. What
+        is left then says whether the next step has drafts."""
         draft = self._draft
         assert draft is not None
         each = draft.reading(table.plain)
-        won = self._won if self._promise == "request" else 0.0
-        may = int(max(left, won) / each) if each else 1 << 30
         found = [0] * len(asks)
         for place, length in enumerate(lengths):
-            if not length:
-                continue
-            behind = draft.proposer.behind(asks[place].request)
+            behind = draft.proposer.behind(asks[place].request) if length else None
             if behind is None:
                 continue
             if behind > WITH_THE_FIRST:
-                count = min(behind, max(0, may))
+                spend = max(left, self._won) if self._promise == "request" else left
+                if behind * each > spend + LOSS * _coming(asks[place].request) / 2:
+                    continue  # most of the answer would be over
+                count = min(behind, draft.readable(spend, table.plain))
                 if count:
                     draft.read(asks[place], count)
-                may -= count
-                behind -= count
-            found[place] = length if behind <= WITH_THE_FIRST else 0
+                if count * each > left:
+                    self._won -= draft.forgive(self._won, table.plain)
+                left -= count * each
+            else:
+                found[place] = length
         return found
+
+
+def _coming(request: Request) -> float:
+    """Tokens that the request may still bring."""
+    asked = request.sampling.max_tokens
+    return inf if asked is None else asked - len(request.generated)
 
 
 def _left(states: Sequence[_State]) -> float:

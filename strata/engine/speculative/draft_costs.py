@@ -10,8 +10,10 @@ from strata.engine.speculative.choice import Steps
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
 from strata.engine.speculative.step_times import LEAST_GAIN
 
-DRAFT_AT_MOST = 0.5
-"""Of a plain step: a draft's token before one was measured. A draft model that takes longer is of no use."""
+DRAFT_AT_MOST = 0.45
+"""Of a plain step: a draft's token before one was measured. A draft model that takes longer is of no use; and
+when nothing was measured yet, 64 steps may lose just so much beside a first draft that takes as much and a
+row that takes a plain step."""
 KEPT = 8
 """Latest times that count, of which the fastest quarter does, as of steps (`step_times.KEPT`)."""
 WITH_THE_FIRST = 2
@@ -19,11 +21,13 @@ WITH_THE_FIRST = 2
 
 
 class DraftCosts:
-    """Asks a proposer and measures it. spent: seconds since `settle`, reading included."""
+    """Asks a proposer and measures it. spent: seconds since `settle`, reading included; reads: whether it did
+    in this step."""
 
     def __init__(self, proposer: Proposer, clock: Callable[[], float]) -> None:
         self.proposer = proposer
         self.spent = 0.0
+        self.reads = False
         self._clock = clock
         self._tokens: deque[float] = deque(maxlen=KEPT)
         self._reading: deque[float] = deque(maxlen=KEPT)
@@ -46,6 +50,19 @@ class DraftCosts:
         took = self._clock() - begin
         self.spent += took
         self._reading.append(took / count)
+        self.reads = True
+
+    def readable(self, steps: float, plain: float) -> int:
+        """Tokens that it can read in so many plain steps; the first time one, which says what they take."""
+        if not self._reading:
+            return int(steps >= DRAFT_AT_MOST)
+        return int(steps / self.reading(plain)) if steps > 0 else 0
+
+    def forgive(self, steps: float, plain: float) -> float:
+        """What was spent counts as so many plain steps less, at most; by how many."""
+        less = min(steps, self.spent / plain)
+        self.spent -= less * plain
+        return less
 
     def settle(self) -> float:
         """Seconds that were spent since the last call."""
@@ -53,12 +70,14 @@ class DraftCosts:
         return spent
 
     def token(self, plain: float) -> float:
-        """Plain steps that a token of all drafts together takes."""
-        return _usual(self._tokens) / plain if self._tokens else DRAFT_AT_MOST
+        """Plain steps that a token of all drafts together takes: not less than one that was read alone."""
+        if self._tokens:
+            return _usual(self._tokens) / plain
+        return max(DRAFT_AT_MOST, max(self._reading, default=0.0) / plain)
 
     def reading(self, plain: float) -> float:
         """Plain steps that it takes to read a token, at most: many at once take less each."""
-        return _usual(self._reading) / plain if self._reading else DRAFT_AT_MOST
+        return max(1e-9, _usual(self._reading) / plain) if self._reading else DRAFT_AT_MOST
 
     def could_pay(self, requests: int, steps: Steps, token: float) -> bool:
         """Whether it would if everything was accepted."""

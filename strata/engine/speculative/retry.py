@@ -7,6 +7,9 @@ from dataclasses import dataclass
 LAST = 512
 """Steps without a draft of it that was tested, at most; every failure doubles them."""
 
+LATER = 16
+"""Steps until the next look, when it was to be tried and could not be afforded."""
+
 
 @dataclass(slots=True)
 class Retry:
@@ -25,6 +28,10 @@ class Retry:
     def waited(self) -> None:
         """A step said nothing about it."""
         self.untested += 1
+
+    def later(self) -> None:
+        """It could not be tried."""
+        self.after = max(self.after, self.untested + LATER)
 
     def tested(self, hit: bool) -> None:
         """Its draft was right, at first at least, or wrong at once."""

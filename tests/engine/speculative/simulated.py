@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from engines import GREEDY
 
 from strata.core import Request, SamplingParams
 from strata.engine.sampler import Sampler
@@ -17,6 +16,7 @@ from strata.engine.speculative.ledger import Promise
 from strata.engine.speculative.proposer import Ask, Proposal
 from strata.engine.speculative.speculator import Speculator
 
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=None)
 Cost = Callable[[int], float]
 """Seconds of a step by its rows."""
 
@@ -33,20 +33,25 @@ class Step:
 
 @dataclass
 class Drafts:
-    """Proposes tokens of which `right(request, position)` says whether they are; each takes `seconds`."""
+    """Proposes tokens of which `right(request, position)` says whether they are; each takes `seconds`, one
+    that is read `reading`."""
 
     right: Callable[[str, int], bool]
     seconds: float = 0.0
+    reading: float = 0.0
     now: float = 0.0
     name: str = "virtual"
-    forgotten: list[str] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def free(self) -> bool:
-        return self.seconds == 0.0
+    free: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = self.seconds == 0.0
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         self.now += self.seconds * max(ask.count for ask in asks)
+        for ask in asks:
+            self.known[ask.request.request_id] = len(ask.request.tokens) - 1
         return [Proposal(tuple(self._token(ask, i) for i in range(ask.count))) for ask in asks]
 
     def _token(self, ask: Ask, place: int) -> int:
@@ -54,14 +59,16 @@ class Drafts:
         return int(not self.right(ask.request.request_id, position))  # the true token is always 0
 
     def behind(self, request: Request) -> int | None:
-        return 0
+        return len(request.tokens) - 1 - self.known.get(request.request_id, 0)
 
-    def read(self, request: Request, count: int) -> None: ...
+    def read(self, request: Request, count: int) -> None:
+        self.now += self.reading * count
+        self.known[request.request_id] = self.known.get(request.request_id, 0) + count
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None:
-        self.forgotten.append(request_id)
+        self.known.pop(request_id, None)
 
     def check_integrity(self, running: set[str]) -> None: ...
 
@@ -89,13 +96,18 @@ def decode(
     lengths: LengthOptions | None = None,
     promise: Promise = "request",
     spare: Drafts | None = None,
+    prompt: int = 2,
+    speculator: Speculator | None = None,
 ) -> tuple[list[Step], Speculator]:
-    """`steps` steps of `requests` requests that never end. The true continuation is zeros."""
+    """`steps` steps of `requests` requests that never end. The true continuation is zeros. speculator: of
+    requests before, which are forgotten."""
     shape = None if estimate is None else lambda rows, **_: estimate(rows)
     asked = lengths or LengthOptions()
-    speculator = Speculator(drafts, asked, shape, lambda: drafts.now, promise, spare)
+    speculator = speculator or Speculator(drafts, asked, shape, lambda: drafts.now, promise, spare)
     sampler = Sampler(SamplingParams(temperature=0.0), 2)
-    running = [Request(f"{i}", [0, 0], GREEDY) for i in range(requests)]
+    running = [Request(f"{i}", [0] * prompt, ENDLESS) for i in range(requests)]
+    for request in running:
+        request.tokens.append(0)  # the prompt's step sampled it
     done = []
     for _ in range(steps):
         begin = drafts.now
@@ -107,6 +119,8 @@ def decode(
         speculator.measured(works, kept)
         tokens = {work.request.request_id: count for work, count in zip(works, kept, strict=True)}
         done.append(Step(begin, drafts.now, tokens, rows))
+    for request in running:
+        speculator.forget(request.request_id)
     return done, speculator
 
 

@@ -9,8 +9,9 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Cost, Drafts, Matches, Step, decode, slowest_window, speed
+from simulated import Cost, Drafts, Matches, Step, coins, decode, slowest_window, speed
 
+from strata.engine.speculative.draft_costs import DRAFT_AT_MOST
 from strata.engine.speculative.ledger import BUDGET, LOSS, PROMISE, WINDOW, WINDOW_FLOOR, Ledger, Promise
 from strata.engine.speculative.step_times import DEARER, LEAST_ROW
 
@@ -84,6 +85,58 @@ def test_an_adversary_who_waits_for_trust() -> None:
         steps, _ = decode(drafts, cost, lambda rows: 1 + 0.1 * rows, 2000, promise=promise)
         assert slowest_window(steps, 1.0, "0") >= least
         assert speed(steps) > 1.2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(0.005, DRAFT_AT_MOST),
+    st.floats(0.01, 1.0),
+    st.integers(2, 600),
+    st.floats(0.0, 0.3),
+    st.lists(st.floats(0.4, 1.0), min_size=16, max_size=16),
+    st.integers(0, 999),
+)
+def test_a_draft_model_that_does_not_pay_costs_no_more(
+    drafting: float, share: float, prompt: int, rate: float, increments: list[float], seed: int
+) -> None:
+    """Of random pairs, in three requests, what the draft reads of their prompts included. share: of what a
+    token takes that it proposes, for one that it reads."""
+    text, cost = coins(rate, seed), costs(increments, 1)
+    drafts = Drafts(lambda _, position: text[position], drafting, drafting * share)
+    speculator = None
+    for tokens in (prompt, 2, prompt):
+        steps, speculator = decode(
+            drafts, cost, lambda rows: 1 + 0.05 * rows, 260, prompt=tokens, speculator=speculator
+        )
+        assert slowest_beginning(steps, 1.0, "0") >= PROMISE - 1e-9
+
+
+def test_n_grams_stand_in_for_a_draft_model_that_does_not_pay() -> None:
+    """It is hardly ever asked then, and each one's acceptance is its own."""
+    drafts, spare = Drafts(lambda *_: False, 0.1, 0.01), Matches(lambda *_: True)
+    steps, speculator = decode(
+        drafts, lambda rows: 0.9 + 0.1 * rows, lambda rows: 0.9 + 0.1 * rows, 600, spare=spare, prompt=300
+    )
+    assert speed(steps) > 0.9 * 17 / 2.6
+    assert speculator.figures.acceptance > 0.99
+
+
+def test_a_draft_model_that_pays_reads_long_prompts() -> None:
+    """A part now and then, as it can be afforded; what it wins pays for the next prompts at once."""
+    drafts = Drafts(lambda *_: True, 0.05, 0.01)
+    found: list[float] = []
+    speculator = None
+    for _ in range(2):
+        steps, speculator = decode(
+            drafts,
+            lambda rows: 0.9 + 0.1 * rows,
+            lambda rows: 0.9 + 0.1 * rows,
+            400,
+            prompt=400,
+            speculator=speculator,
+        )
+        found.append(next(step.end for step in steps if step.rows > 1) - steps[0].begin)
+    assert found[0] < 320 and found[1] < 10
 
 
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
