@@ -51,7 +51,7 @@ class Drafts:
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         self.now += self.seconds * max(ask.count for ask in asks)
         for ask in asks:
-            self.known[ask.request.request_id] = len(ask.request.tokens) - 1
+            self.known[ask.request.request_id] = len(ask.request.tokens) - 1 + ask.count - 1
         return [Proposal(tuple(self._token(ask, i) for i in range(ask.count))) for ask in asks]
 
     def _token(self, ask: Ask, place: int) -> int:
@@ -59,7 +59,9 @@ class Drafts:
         return int(not self.right(ask.request.request_id, position))  # the true token is always 0
 
     def behind(self, request: Request) -> int | None:
-        return len(request.tokens) - 1 - self.known.get(request.request_id, 0)
+        name, last = request.request_id, len(request.tokens) - 1
+        self.known[name] = min(last, self.known.get(name, 0))  # of its guesses, those that were right
+        return last - self.known[name]
 
     def read(self, request: Request, count: int) -> None:
         self.now += self.reading * count
