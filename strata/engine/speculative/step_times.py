@@ -163,21 +163,25 @@ class StepTable:
         ratios[self.requests] = 1.0
         self._rows = sorted(ratios)
         found = [ratios[rows] for rows in self._rows]
-        self._ratios = self._believed(found, self._limit)
-        self._hoped = self._believed(found, self._hope)
+        self._ratios = self._hoped = found
+        seldom = [self._count(rows) < PLAIN_TIMES for rows in self._rows]
+        if any(seldom[1:]):
+            self._ratios = self._believed(found, seldom, self._limit)
+            self._hoped = self._believed(found, seldom, self._hope)
+        self._ratios = _rising(self._ratios)
+        self._hoped = _rising(self._hoped)
 
-    def _believed(self, ratios: Sequence[float], most: Callable[[int, float, int], float]) -> list[float]:
+    def _believed(
+        self, ratios: Sequence[float], seldom: Sequence[bool], most: Callable[[int, float, int], float]
+    ) -> list[float]:
         """What was measured too seldom is no more than `most` of the rows before it says."""
-        found, before, last = [1.0], self.requests, 1.0
-        for rows, ratio in zip(self._rows[1:], ratios[1:], strict=True):
-            before, last = (
-                rows,
-                ratio if self._count(rows) >= PLAIN_TIMES else min(ratio, most(before, last, rows)),
-            )
-            found.append(last)
-        for place in range(len(found) - 2, -1, -1):
-            found[place] = min(found[place], found[place + 1])
-        return [max(1.0, ratio) for ratio in found]
+        found = [1.0]
+        for place in range(1, len(ratios)):
+            ratio = ratios[place]
+            if seldom[place]:
+                ratio = min(ratio, most(self._rows[place - 1], found[-1], self._rows[place]))
+            found.append(ratio)
+        return found
 
     def _hope(self, rows: int, ratio: float, more: int) -> float:
         """What lets a step of `more` rows be tried again although it took longer."""
@@ -193,3 +197,13 @@ class StepTable:
         if rows not in self._estimates:
             self._estimates[rows] = self._estimate(rows)
         return self._estimates[rows]
+
+
+def _rising(ratios: Sequence[float]) -> list[float]:
+    """None above a later one, none below 1."""
+    found, least = list(ratios), ratios[-1]
+    for place in range(len(found) - 1, -1, -1):
+        if found[place] < least:
+            least = found[place]
+        found[place] = max(1.0, least)
+    return found
