@@ -51,7 +51,7 @@ class Model:
     def walk(
         self, tokens: int, backend: BackendName, activations: Activations, kv: KvDtype, chunk: int = CHUNK
     ) -> Iterator[Predictions]:
-        decoder = Decoder(self.store.spec, self.store, make_backend(backend, None, activations))
+        decoder = Decoder(self.store.spec, self.store, make_backend(backend, 1, activations))
         return predictions(decoder, split_windows(self.tokens[:tokens], WINDOW), kv, chunk=chunk)
 
     def beside_f32(self, tokens: int, kv: KvDtype, chunk: int = CHUNK) -> Comparison:

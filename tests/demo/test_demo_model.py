@@ -21,7 +21,8 @@ SHIPPED_BYTES = 16 * 1024 * 1024
 
 
 def session() -> Session:
-    config = load_config(ROOT / "configs" / "demo.yaml", [Override("sampling.max_tokens", "48", "test")])
+    changes = [Override("sampling.max_tokens", "48", "test"), Override("backend.threads", "1", "test")]
+    config = load_config(ROOT / "configs" / "demo.yaml", changes)
     return Session(open_model(config), config)
 
 

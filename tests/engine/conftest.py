@@ -1,4 +1,8 @@
-"""Fixtures of the engine's tests."""
+"""Fixtures of the engine's tests.
+
+One thread: a second one changes no bit (tests/backends/test_cpu_layers.py), and waiting for it takes half of
+the time where tests run side by side.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,13 @@ def any_decoders(request: pytest.FixtureRequest) -> dict[str, Decoder]:
     """For what every backend must keep; cpu with 4-bit weights and int8 activations."""
     if request.param == "reference":
         return make_decoders(ReferenceBackend())
-    return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
+    return make_decoders(make_backend("cpu", 1, "int8"), "w4g64")
 
 
 @pytest.fixture(scope="module")
 def cpu_decoders() -> dict[str, Decoder]:
     """The cpu backend with 4-bit weights and int8 activations."""
-    return make_decoders(make_backend("cpu", 2, "int8"), "w4g64")
+    return make_decoders(make_backend("cpu", 1, "int8"), "w4g64")
 
 
 @pytest.fixture

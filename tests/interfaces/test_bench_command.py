@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tiny_checkpoint import CONTEXT, write_checkpoint
 
+from strata.engine.bench.figures import plan_cases
 from strata.interfaces import cli
+from strata.interfaces.commands.bench import command
 from strata.interfaces.importing import import_checkpoint
 from strata.store.options import ConvertOptions
 
@@ -105,6 +107,12 @@ def test_ops(capfd: Any, store: Path) -> None:
     assert 0 < result["step"]["outside_native"]["median"] < 1
     assert any("head" in op["shape"] and op["macs_per_second"] > 0 for op in result["ops"])
     assert {op["name"] for op in result["ops"] if op["peak_share"]} == {"linear", "experts"}
+
+
+def test_without_options_it_measures_what_llama_bench_does() -> None:
+    asked = command.make_context("bench", ["demo"]).params
+    cases = plan_cases(*(asked[name] for name in ("prompts", "generate", "depths", "streams")))
+    assert [case.label for case in cases] == ["pp512", "tg128"]
 
 
 def test_cases_beyond_the_context_are_left_out(capfd: Any, store: Path) -> None:

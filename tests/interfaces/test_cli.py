@@ -114,7 +114,7 @@ def ask(strata: Any, store: Path) -> Any:
     """One answer of the tiny model, greedy unless told otherwise."""
 
     def call(*arguments: str) -> Result:
-        return strata("run", "-m", store, "--temp", "0", *arguments)
+        return strata("run", "-m", store, "--temp", "0", "-t", "1", *arguments)
 
     return call
 

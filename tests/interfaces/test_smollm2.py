@@ -44,8 +44,8 @@ def gguf() -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """As configs/smollm2.yaml has it, with an exact KV cache."""
     cache = str(tmp_path_factory.mktemp("cache"))
-    changes = [Override("model.cache_dir", cache, "test"), Override("kv.dtype", "f32", "test")]
-    return open_model(load_config(CONFIG, changes))
+    settings = {"model.cache_dir": cache, "kv.dtype": "f32", "backend.threads": "1"}
+    return open_model(load_config(CONFIG, [Override(*setting, "test") for setting in settings.items()]))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,11 @@ def machine() -> HardwareProfile:
 
 
 def configured(**options: str) -> list[Override]:
-    asked = {"model.path": "demo", **{f"speculative.{key}": value for key, value in options.items()}}
+    asked = {
+        "model.path": "demo",
+        "backend.threads": "1",
+        **{f"speculative.{key}": value for key, value in options.items()},
+    }
     return [Override(option, text, "test") for option, text in asked.items()]
 
 

@@ -54,7 +54,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Sto
 @pytest.mark.parametrize("case", small_models.CASES)
 def test_f32_activations(case: str, weights: str, stored: Callable[[str, str], Stored]) -> None:
     model = stored(case, weights)
-    backend = CpuBackend(threads=2, activations="f32")
+    backend = CpuBackend(threads=1, activations="f32")
     logits = parity.strata_logits(model.store, backend, model.ids, [7, parity.PROMPT - 7])
     assert np.abs(logits - model.logits).max() < EXACT_BOUND
 
