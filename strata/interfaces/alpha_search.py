@@ -76,8 +76,18 @@ class Search:
         return dataclasses.replace(self.options, alpha=chosen, searched=record)
 
     def forget(self) -> None:
-        """When the store is there."""
+        """When the store is there. What says whose folder it is goes last, so that a search which is killed
+        here leaves it in the folder, or an empty one."""
+        remove_tree(self._store)
         remove_tree(self.folder)
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / "store"
+
+    def _is_free(self) -> bool:
+        """Whether there is nothing that another one may have put there."""
+        return not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
 
     @property
     def _protocol(self) -> dict[str, Any]:
@@ -91,7 +101,7 @@ class Search:
         if not any(METHODS[name].scaling for name in self.options.methods.values()):
             raise UsageError("--alpha is of awq and smooth", remedy="add --method smooth, or awq")
         check_output(self.out, self.options.force)
-        if self.folder.exists() and not (self.folder / _FOUND).is_file():
+        if not (self.folder / _FOUND).is_file() and not self._is_free():
             raise StoreError(
                 f"{self.folder} exists, but no search made it; it is left alone",
                 remedy="move it away, or choose another output",
@@ -124,19 +134,18 @@ class Search:
 
     def _measured(self, alpha: float | None) -> float:
         """Perplexity of the candidate with this alpha."""
-        store = self.folder / "store"
         options = dataclasses.replace(self.options, alpha=alpha, force=True)
         with progress_bar(f"alpha {_name(alpha)}") as progress:
-            import_checkpoint(self.source, store, options, progress, stats=self.stats)
+            import_checkpoint(self.source, self._store, options, progress, stats=self.stats)
         settings = ("kv.dtype=f32", "backend.name=cpu", "device.use=none")
         inputs = f"backend.activations={self._protocol['activations']}"
-        subject = Subject.open(Asked(str(store), (*settings, inputs)), WINDOW)
+        subject = Subject.open(Asked(str(self._store), (*settings, inputs)), WINDOW)
         windows, _ = cut(subject.tokenizer, self.texts, WINDOW, TOKENS)
         kept = tuple(tuple(ids) for ids in windows if len(ids) > 1)
         text = Text("calibration", self._protocol["texts"], kept, Cut(WINDOW, TOKENS))
         perplexity = measure_perplexity(subject, text).perplexity
         del subject  # its mapping of the candidate, before that is removed
-        remove_tree(store)
+        remove_tree(self._store)
         return perplexity
 
 

@@ -38,11 +38,12 @@ def measured(receipt: Receipt) -> str:
 
 
 def methods(manifest: Manifest) -> str:
-    """How the codes were found, where it was not by plain rounding: "gptq", or "experts gptq, head awq";
+    """How the codes were found, where it was not by plain rounding, and the numbers that were given for it.
 
-    and what was said beside: "smooth, alpha 0.5, clip 99.9".
+    E.g. "gptq", "experts gptq, head awq", "smooth, alpha 0.5, clip 99.9".
     """
-    said = [f"{name} {manifest.options[name]:g}" for name in ("alpha", "clip") if manifest.options.get(name)]
+    given = {name: manifest.options.get(name) for name in ("alpha", "clip")}
+    said = [f"{name} {value:g}" for name, value in given.items() if value is not None]
     return ", ".join(filter(None, [_methods_by_part(manifest), *said]))
 
 

@@ -55,7 +55,7 @@ def speculation_options(
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, path=name))
     path = store_path(other, progress=progress)
     if read_manifest(path).spec.further:  # a layer of the model itself: the ids are the same
-        return SpeculationOptions(machine, lengths, asked.costs, path)
+        return SpeculationOptions(machine, lengths, asked.costs, path, promise=asked.promise)
     ids = match_vocabularies(tokenizer, Tokenizer.load(path), name)
     return SpeculationOptions(machine, lengths, asked.costs, path, ids, asked.promise)
 

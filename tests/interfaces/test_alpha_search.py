@@ -103,6 +103,10 @@ def test_the_grid_begins_with_what_a_conversion_does_by_itself() -> None:
         (["--method", "smooth", "--budget", "1MiB"], "goes neither with --budget nor with --further"),
         (["--method", "smooth", "--alpha", "best"], "'best' is neither a number nor perplexity"),
         (["--method", "smooth", "--alpha", "1.5"], "alpha is 1.5"),
+        (
+            ["--method", "smooth", "--alpha", "0.5", "--data", "text"],
+            "--data has an effect with --alpha",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -123,6 +127,23 @@ def test_a_folder_of_somebody_else_is_left_alone(
     result = strata("convert", checkpoint, "--out", tmp_path / "store", *ASKED, "--stats", statistics)
     assert result.code == 1 and "no search made it" in result.err
     assert (theirs / "notes.txt").read_text() == "mine"
+
+
+def test_one_that_was_killed_while_it_tidied_up_is_in_nobodys_way(
+    strata: Any, checkpoint: Path, statistics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is the last thing that goes, so that nothing but an empty folder is without one."""
+    asked = ("convert", checkpoint, "--out", tmp_path / "store", *ASKED, "--stats", statistics, "--force")
+    scripted(monkeypatch, dict.fromkeys(GRID, 5.0))
+    removed: list[Path] = []
+    monkeypatch.setattr(alpha_search, "remove_tree", removed.append)
+    assert strata(*asked).code == 0
+    folder = tmp_path / "store.alpha"
+    assert removed[-2:] == [folder / "store", folder]
+    monkeypatch.undo()
+    tried = scripted(monkeypatch, dict.fromkeys(GRID, 5.0))
+    (folder / "found.json").unlink()
+    assert strata(*asked).code == 0 and tried == list(GRID) and not folder.exists()
 
 
 def test_a_damaged_record_begins_anew(

@@ -146,6 +146,15 @@ def test_what_was_measured_stands_in_the_store(
     assert strata("verify", store).code == 0
 
 
+@pytest.mark.parametrize("alpha", [0, 0.5])
+def test_a_conversion_is_named_with_the_numbers_it_was_given(
+    strata: Any, checkpoint: Path, statistics: Path, tmp_path: Path, alpha: float
+) -> None:
+    asked = ("--experts", "w8", "--method", "smooth", "--stats", statistics, "--alpha", alpha, "--clip", 99)
+    assert strata("convert", checkpoint, "--out", tmp_path / "store", *asked).code == 0
+    assert f"smooth, alpha {alpha:g}, clip 99: unmeasured" in strata("inspect", tmp_path / "store").out
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -16,6 +16,8 @@ from strata.interfaces.cli import strata
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
 from strata.interfaces.planning import plan_model
+from strata.interfaces.speculation import speculation_options
+from strata.interfaces.tokenizer import Tokenizer
 
 
 def invoke(*arguments: str | Path) -> str:
@@ -70,6 +72,14 @@ def test_the_plan_has_room_for_it(stores: Path) -> None:
     engine = open_model(config, machine).engine
     assert engine.speculator is not None
     assert engine.speculator.proposer.pages.total == plan.draft.pages  # type: ignore[attr-defined]
+
+
+def test_the_promise_is_the_one_that_was_asked_for(stores: Path) -> None:
+    for promise in ("request", "window"):
+        asked = configured(stores / "model", stores / "further", **{"speculative.promise": promise})
+        config = load_config(None, asked)
+        options = speculation_options(config, remembered_machine(), Tokenizer.load(stores / "model"))
+        assert options is not None and options.promise == promise
 
 
 def test_it_is_no_model_itself(stores: Path) -> None:

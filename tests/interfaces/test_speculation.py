@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from strata.config import Override, load_config
 from strata.engine.bench.figures import Limits
-from strata.engine.bench.speculation import ORDER, POLICIES, SpeculativeRun
+from strata.engine.bench.speculation import ORDER, POLICIES, SpeculativeBench, SpeculativeRun, Workload
+from strata.engine.speculative.ngram import NgramProposer
 from strata.errors import ConfigError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces import speculative_bench
@@ -162,6 +163,19 @@ def test_the_benchmark_compares_equal_texts(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(run["same"] for run in found["runs"])
     repeated = [run for run in found["runs"] if run["workload"].startswith("repeat")]
     assert all(run["tokens_per_forward"] > 2 for run in repeated if run["policy"].startswith("fixed"))
+
+
+def test_texts_are_compared_with_plain_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever run comes first: where that one went wrong, it is the one that is told."""
+    found = iter([*("a" if name == "fixed 4" else "b" for name in ORDER)])
+
+    def run(self: object, workload: object, policy: str, tokens: int) -> tuple[SpeculativeRun, str]:
+        return SpeculativeRun("", policy, 1, 1, 0, 1, 1, 1, 0, None, True), next(found)
+
+    monkeypatch.setattr(SpeculativeBench, "_run", run)
+    bench = SpeculativeBench(None, NgramProposer(), lambda rows, **at: 1.0, Limits)  # type: ignore[arg-type]
+    runs = list(bench.runs(Workload("", [1]), 1, 1))
+    assert {run.policy: run.same for run in runs} == {name: name != "fixed 4" for name in ORDER}
 
 
 def test_texts_that_there_are_not_are_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
@@ -45,7 +45,7 @@ class Workload:
 class SpeculativeRun:
     """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
 
-    steps: seconds and tokens of each; same: whether the text is that of plain decoding.
+    steps: seconds and tokens of each; same: whether the text is that of its round's plain decoding.
     """
 
     workload: str
@@ -130,18 +130,16 @@ class SpeculativeBench:
     def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
         """Every policy in turn, `repeats` times over, there and back: what changes on the machine, slowly or
         at once, meets all of them."""
-        plain: list[int] = []
         self._limits = self._probe()
         for turn in range(repeats):
-            for name in ORDER if turn % 2 == 0 else reversed(ORDER):
-                run, text = self._run(workload, name, tokens, plain)
-                plain = plain or text
-                yield run
+            order = ORDER if turn % 2 == 0 else reversed(ORDER)
+            found = [self._run(workload, name, tokens) for name in order]
+            plain = next(text for run, text in found if run.policy == "plain")
+            for run, text in found:
+                yield replace(run, same=text == plain)
 
-    def _run(
-        self, workload: Workload, policy: str, tokens: int, plain: Sequence[int]
-    ) -> tuple[SpeculativeRun, list[int]]:
-        """The probe after a run is the one before the next."""
+    def _run(self, workload: Workload, policy: str, tokens: int) -> tuple[SpeculativeRun, list[int]]:
+        """And the text; `same` is for `runs` to say. The probe after a run is the one before the next."""
         engine, speculator = self._engine, self._speculators[policy]
         engine.speculator = speculator
         before = self._limits
@@ -165,7 +163,7 @@ class SpeculativeBench:
             mean_length=lengths / forwards if forwards else 0.0,
             draft_share=draft / (draft + verify) if draft + verify else 0.0,
             bandwidth=bandwidth,
-            same=not plain or request.generated == list(plain),
+            same=True,
             steps=steps,
         )
         return run, request.generated

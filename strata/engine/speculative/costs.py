@@ -76,7 +76,7 @@ class ByCosts:
         self._by_draft = False
         self._retry_after = self._since_plain = self._since_draft = self._rest = 0
         self._doubt_at = DOUBT_AFTER
-        self._won = self._owed = 0.0
+        self._won = 0.0
 
     @property
     def known(self) -> set[str]:

@@ -111,6 +111,8 @@ def command(
         clip=clip,
         force=force,
     )
+    if data and alpha != _GRID:
+        raise UsageError(f"--data has an effect with --alpha {_GRID} only", remedy="add it, or leave it out")
     if alpha == _GRID:
         report = _convert_best(source, Path(out), options, stats, data, alone=budget is None and not further)
     else:
