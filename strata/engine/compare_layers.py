@@ -135,7 +135,7 @@ def own_errors(errors: Sequence[LayerErrors]) -> list[float]:
     of layers were independent."""
     found, before = [], 0.0
     for one in errors:
-        added = max(0.0, one.relative**2 - before**2) ** 0.5
+        added = max(one.relative**2 - before**2, 0.0) ** 0.5  # in this order NaN stays NaN
         found.append(added if one.own is None else one.own)
         before = one.relative
     return found
@@ -170,9 +170,9 @@ def _errors(layer: int, expected: _Seen, found: _Seen, own: float | None) -> Lay
 
 
 def _relative(difference: F32, reference: F32) -> float:
-    """Mean over the rows of |difference| / |reference|; 0 / 0 is 0."""
+    """Mean over the rows of |difference| / |reference|; 0 / 0 is 0, and what is no number stays none."""
     lengths, base = np.linalg.norm(difference, axis=1), np.linalg.norm(reference, axis=1)
-    return float(np.where(lengths > 0, lengths / np.maximum(base, np.finfo(np.float32).tiny), 0.0).mean())
+    return float(np.where(lengths == 0, 0.0, lengths / np.maximum(base, np.finfo(np.float32).tiny)).mean())
 
 
 def _cosines(one: F32, other: F32) -> NDArray[np.float64]:

@@ -12,20 +12,21 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from strata.errors import StoreError, UsageError
-from strata.interfaces.calibration import TextFile, cut
+from strata.interfaces.calibration import TextFile, cut, open_weights
 from strata.interfaces.evaluation.measuring import measure_perplexity
 from strata.interfaces.evaluation.subject import Asked, Subject
 from strata.interfaces.evaluation.texts import Cut, Text
 from strata.interfaces.importing import import_checkpoint
 from strata.interfaces.progress import progress_bar
 from strata.interfaces.terminal import note
-from strata.store.calibration import CalibrationStats
+from strata.store.calibration import CalibrationStats, model_fingerprint
 from strata.store.checkpoint import open_checkpoint
 from strata.store.fingerprint import source_record, tool_name
 from strata.store.lock import exclusive
@@ -62,6 +63,7 @@ class Search:
         Raises what a conversion raises; LockedError where another process searches for the same store.
         """
         self._check()
+        _ = self._text  # what is wrong with it is said before anything is written
         self.out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with disk_errors(self.out), exclusive(beside(self.out, ".alpha.lock")):
             found = self._earlier()
@@ -95,7 +97,25 @@ class Search:
         texts = xxhash.xxh3_64(b"".join(text.data for text in self.texts)).hexdigest()
         smooth = any(METHODS[name].scaling == "smooth" for name in self.options.methods.values())
         inputs = "int8_per_token" if smooth else "int8"
-        return {"texts": texts, "tokens": TOKENS, "window": WINDOW, "activations": inputs}
+        return {"texts": texts, "tokens": TOKENS, "window": self._window, "activations": inputs}
+
+    @property
+    def _window(self) -> int:
+        return min(WINDOW, self.stats.info.spec.context)
+
+    @cached_property
+    def _text(self) -> Text:
+        """What candidates are measured on. Raises UsageError where it holds no prediction, or for statistics
+        of another model."""
+        spec, store, tokenizer = open_weights(self.source)
+        self.stats.check_model(spec, model_fingerprint(spec, store.plain))
+        windows, _ = cut(tokenizer, self.texts, self._window, TOKENS)
+        kept = tuple(tuple(ids) for ids in windows if len(ids) > 1)
+        if not kept:
+            raise UsageError(
+                "the text for --alpha perplexity has 1 token, needed are 2", remedy="give a longer --data"
+            )
+        return Text("calibration", self._protocol["texts"], kept, Cut(self._window, TOKENS))
 
     def _check(self) -> None:
         if not any(METHODS[name].scaling for name in self.options.methods.values()):
@@ -139,11 +159,8 @@ class Search:
             import_checkpoint(self.source, self._store, options, progress, stats=self.stats)
         settings = ("kv.dtype=f32", "backend.name=cpu", "device.use=none")
         inputs = f"backend.activations={self._protocol['activations']}"
-        subject = Subject.open(Asked(str(self._store), (*settings, inputs)), WINDOW)
-        windows, _ = cut(subject.tokenizer, self.texts, WINDOW, TOKENS)
-        kept = tuple(tuple(ids) for ids in windows if len(ids) > 1)
-        text = Text("calibration", self._protocol["texts"], kept, Cut(WINDOW, TOKENS))
-        perplexity = measure_perplexity(subject, text).perplexity
+        subject = Subject.open(Asked(str(self._store), (*settings, inputs)), self._window)
+        perplexity = measure_perplexity(subject, self._text).perplexity
         del subject  # its mapping of the candidate, before that is removed
         remove_tree(self._store)
         return perplexity

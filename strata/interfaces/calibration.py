@@ -16,6 +16,7 @@ from strata.errors import IncompleteError, UsageError
 from strata.interfaces.importing import extra_files, open_and_resolve
 from strata.interfaces.terminal import note
 from strata.interfaces.tokenizer import Tokenizer
+from strata.model.footprint import contents_of_store
 from strata.model.loading import WeightStore
 from strata.plan.spec import ModelSpec
 from strata.store.calibration import DataFile, StatsInfo, model_fingerprint, stats_layout
@@ -114,6 +115,7 @@ def open_weights(path: Path) -> tuple[ModelSpec, WeightStore, Tokenizer]:
     """A model's weights where they lie, converted or not; IncompleteError without a tokenizer."""
     if (path / MANIFEST).is_file():
         opened = Store.open(path)
+        contents_of_store(opened.manifest)  # a layer that predicts further tokens is no model
         return opened.spec, opened, Tokenizer.load(path)
     source, resolved = open_and_resolve(path)
     tokenizer = Tokenizer(extra_files(source), where=str(path))

@@ -75,6 +75,17 @@ def test_a_broken_layer_is_found_and_its_successors_are_not() -> None:
     assert found[0].own == 0 and all(one.own == 0 and one.relative > 0 for one in found[2:])
 
 
+def test_a_layer_that_gives_nan_is_found() -> None:
+    """Its successors get numbers from the reference and are not to blame."""
+    one, other = engine(), engine()
+    norm = other.decoder.layers[1].attention.norm.weight
+    norm[:] = np.nan
+    found = walk(one, other)
+    assert suspects(found) == [1] and math.isnan(found[2].relative)
+    unknown = [dataclasses.replace(error, own=None) for error in found]
+    assert suspects(unknown)[0] == 1
+
+
 def errors(own: Sequence[float | None], relative: Sequence[float] | None = None) -> list[LayerErrors]:
     behind = relative or [0.0] * len(own)
     return [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_checkpoint import CONTEXT, write_checkpoint
 
 from strata.interfaces import alpha_search
 from strata.interfaces.alpha_search import GRID, PER_PLACE
@@ -24,9 +25,8 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three candidates in windows that fit the tiny model's context."""
+    """Three candidates; windows stay longer than the tiny model's context."""
     monkeypatch.setattr(alpha_search, "GRID", (None, 0.3, 0.7))
-    monkeypatch.setattr(alpha_search, "WINDOW", 64)
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, perplexities: dict[float | None, float]) -> list[float | None]:
@@ -55,7 +55,7 @@ def test_the_best_of_the_grid_is_kept_with_what_all_gave(
     assert list(found) == [PER_PLACE, "0.3", "0.7"] and all(value > 1 for value in found.values())
     best = min(found, key=found.get)
     assert options["alpha"] == (None if best == PER_PLACE else float(best))
-    assert options["searched"]["activations"] == "int8_per_token" and options["searched"]["window"] == 64
+    assert options["searched"]["activations"] == "int8_per_token" and options["searched"]["window"] == CONTEXT
     assert f"alpha 0.3: perplexity {found['0.3']:.4f}" in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "text.txt"]
     assert strata("verify", out).code == 0
@@ -116,6 +116,26 @@ def test_what_cannot_be_is_said(
     grid = () if "--alpha" in arguments else ("--alpha", "perplexity")
     result = strata("convert", checkpoint, "--out", out, "--stats", statistics, *grid, *arguments)
     assert result.code == 2 and message in result.err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "texts are empty"), ("a", "has 1 token, needed are 2")]
+)
+def test_a_text_without_a_prediction_is_refused_before_anything_is_written(
+    strata: Any, checkpoint: Path, statistics: Path, text: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    text.write_text(content)
+    asked = ("convert", checkpoint, "--out", tmp_path / "store", *ASKED, "--stats", statistics)
+    result = strata(*asked, "--data", text)
+    assert result.code == 2 and message in result.err and list(tmp_path.iterdir()) == [text]
+
+
+def test_statistics_of_another_model_are_refused_before_anything_is_written(
+    strata: Any, statistics: Path, tmp_path: Path
+) -> None:
+    other = write_checkpoint(tmp_path / "other", seed=5)
+    result = strata("convert", other, "--out", tmp_path / "store", *ASKED, "--stats", statistics)
+    assert result.code == 2 and "fingerprint" in result.err and list(tmp_path.iterdir()) == [other]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(

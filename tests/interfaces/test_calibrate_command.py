@@ -79,6 +79,7 @@ def test_what_is_measured_on_is_not_calibrated_on() -> None:
         (["--data", "missing.txt"], 2, "missing.txt is no file"),
         (["--window", "257"], 2, "--window is 257, the model's context 256"),
         (["--data", "/dev/null"], 2, "/dev/null is no file"),
+        (["--min-tokens", str(10**20)], 2, "is not in the range"),
     ],
 )
 def test_what_cannot_be_is_said(

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from strata.config import Override, load_config
 from strata.errors import ConfigError, UnsupportedError
+from strata.interfaces.calibration import open_weights
 from strata.interfaces.cli import strata
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
@@ -86,6 +87,8 @@ def test_it_is_no_model_itself(stores: Path) -> None:
     with pytest.raises(UnsupportedError, match="MTP head") as caught:
         open_model(load_config(None, [Override("model.path", str(stores / "further"), "test")]))
     assert "-md" in str(caught.value.remedy)
+    with pytest.raises(UnsupportedError, match="MTP head"):
+        open_weights(stores / "further")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,11 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
 @click.option("--tokens", type=click.IntRange(2), metavar="N", help="About so many, in whole windows. [all]")
 @click.option("--window", type=click.IntRange(2), metavar="N", help="Tokens that see each other. [1024]")
 @click.option(
-    "--min-tokens", type=click.IntRange(0), metavar="N", default=256, help="Experts with fewer share. [256]"
+    "--min-tokens",
+    type=click.IntRange(0, 1 << 40),
+    metavar="N",
+    default=256,
+    help="Experts with fewer share. [256]",
 )
 @click.option("--no-moments", is_flag=True, help="Leave out what GPTQ needs: nearly all of the bytes.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads that compute.")
