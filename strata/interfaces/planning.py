@@ -11,12 +11,14 @@ from strata.backends.base import KvSpec
 from strata.config import Config
 from strata.core import KvDtype
 from strata.engine.load import plan_store
+from strata.errors import IncompleteError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.bundled import model_path
-from strata.interfaces.importing import resolve_checkpoint
+from strata.interfaces.importing import extra_files, resolve_checkpoint
 from strata.interfaces.inspection import bare_config
-from strata.interfaces.speculation import draft_name
+from strata.interfaces.speculation import draft_name, match_vocabularies, naming_draft
 from strata.interfaces.stores import convert_options
+from strata.interfaces.tokenizer import Tokenizer
 from strata.model.footprint import (
     Contents,
     contents_of_checkpoint,
@@ -51,6 +53,8 @@ def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = No
     draft = _draft_contents(config)
     if draft is not None and draft.spec.further:
         check_further(draft.spec, contents.spec)
+    elif draft is not None:
+        _check_vocabularies(path, config)
     model = _footprint(contents, config.kv.dtype, config.kv.page_tokens)
     options = plan_options(config, depth)
     plan = make_plan(model, hardware, options)
@@ -130,7 +134,32 @@ def _other_formats(
 def _draft_contents(config: Config) -> Contents | None:
     """Of the draft model, or the layer that proposes, if one is to be used. Raises as `plan_model`."""
     name = draft_name(config)
-    return _contents(model_path(name), convert_options(config.convert), further=True) if name else None
+    if not name:
+        return None
+    with naming_draft(config):
+        return _contents(model_path(name), convert_options(config.convert), further=True)
+
+
+def _check_vocabularies(model: Path, config: Config) -> None:
+    """ConfigError as a run's; nothing where headers came without a tokenizer."""
+    draft = draft_name(config)
+    try:
+        mine = _tokenizer(model)
+        with naming_draft(config):
+            other = _tokenizer(model_path(draft))
+    except IncompleteError:
+        return
+    match_vocabularies(mine, other, draft)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    """What a run would have. IncompleteError: there is none."""
+    if (path / MANIFEST).is_file():
+        return Tokenizer.load(path)
+    config = bare_config(path)
+    if config is not None:
+        return Tokenizer.load(config.parent)
+    return Tokenizer(extra_files(open_headers(path)), where=str(path))
 
 
 def _draft_of(config: Config) -> Footprint | None:

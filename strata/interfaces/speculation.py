@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from strata.config import Config
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.make import SpeculationOptions
 from strata.engine.speculative.vocabulary import IdMap, map_ids
-from strata.errors import ConfigError
+from strata.errors import ConfigError, StrataError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.importing import Progress
 from strata.interfaces.stores import store_path
@@ -29,6 +31,16 @@ def draft_name(config: Config) -> str:
         )
     wanted = asked.use in ("auto", "draft") and asked.most > 0
     return asked.draft if wanted else ""
+
+
+@contextmanager
+def naming_draft(config: Config) -> Iterator[None]:
+    """Says of errors in the draft's files that it is the draft's, and where that was named."""
+    try:
+        yield
+    except StrataError as error:
+        error.cause = f"the draft ({config.where('speculative.draft')}): {error.cause}"
+        raise
 
 
 def speculation_options(
@@ -53,10 +65,12 @@ def speculation_options(
     if not name:
         return SpeculationOptions(machine, lengths, asked.costs, promise=asked.promise)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, path=name))
-    path = store_path(other, progress=progress)
-    if read_manifest(path).spec.further:  # a layer of the model itself: the ids are the same
-        return SpeculationOptions(machine, lengths, asked.costs, path, promise=asked.promise)
-    ids = match_vocabularies(tokenizer, Tokenizer.load(path), name)
+    with naming_draft(config):
+        path = store_path(other, progress=progress)
+        if read_manifest(path).spec.further:  # a layer of the model itself: the ids are the same
+            return SpeculationOptions(machine, lengths, asked.costs, path, promise=asked.promise)
+        draft = Tokenizer.load(path)
+    ids = match_vocabularies(tokenizer, draft, name)
     return SpeculationOptions(machine, lengths, asked.costs, path, ids, asked.promise)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from strata.config import format_size
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.terminal import note, watched
-from strata.plan.plan import Plan
+from strata.plan.plan import DraftPlan, Plan
 
 
 def announce(
@@ -27,4 +28,12 @@ def announce(
     numa = f"\nnuma     {numa_place}" if numa_place else ""
     cost = f"\nquality  {quality}" if quality else ""
     read = f"\ninputs   {inputs}" if inputs else ""
-    note(f"{summary(plan, machine)}\nkv       {kv_place}{numa}{cost}{read}")
+    draft = f"\ndraft    {_draft(plan.draft)}" if plan.draft else ""
+    note(f"{summary(plan, machine)}\nkv       {kv_place}{draft}{numa}{cost}{read}")
+
+
+def _draft(draft: DraftPlan) -> str:
+    return (
+        f"{draft.model} proposes tokens: {format_size(draft.weights)} of weights, "
+        f"{format_size(draft.nbytes)} of KV"
+    )

@@ -10,8 +10,11 @@ from strata.interfaces.answer import Answer
 
 if TYPE_CHECKING:
     from strata.engine.metrics import Phase
+    from strata.engine.speculative.figures import SpeculationFigures
 
 _PROBE_SECONDS = 0.1
+_HARDLY_ANY = 0.05
+"""Tokens proposed per pass, below which a mean length would be shown as 0.0."""
 
 
 def describe(answer: Answer, bandwidth: float = 0.0) -> str:
@@ -39,17 +42,33 @@ def describe(answer: Answer, bandwidth: float = 0.0) -> str:
 
 
 def speculation(answer: Answer) -> list[str]:
-    """What drafts did since the engine started; nothing where none were tried."""
+    """What drafts did since the engine started; nothing where none were tried, unless a model was to."""
     speculator = answer.model.engine.speculator
-    if speculator is None or not speculator.figures.proposed:
+    if speculator is None:
         return []
-    found = speculator.figures
-    free = speculator.proposer.free
-    share = "" if free else f", {100 * found.draft_share:.0f} % of the time for drafts"
+    found, name = speculator.figures, speculator.proposer.name
+    if not found.proposed:
+        return [] if speculator.proposer.free else [f"drafts   none: nothing promised to pay ({name})"]
+    if found.proposed < _HARDLY_ANY * found.forwards:
+        return [
+            f"drafts   hardly any, more did not promise to pay: {found.proposed} tokens proposed in "
+            f"{found.forwards} passes, {found.accepted} accepted ({proposers(found, name)})"
+        ]
+    share = "" if speculator.proposer.free else f", {100 * found.draft_share:.0f} % of the time for drafts"
     return [
         f"drafts   {found.tokens_per_forward:.2f} tokens per pass, {100 * found.acceptance:.0f} % of tested "
-        f"tokens accepted ({speculator.proposer.name}), {found.mean_length:.1f} proposed on average{share}"
+        f"tokens accepted ({proposers(found, name)}), {found.mean_length:.1f} proposed on average{share}"
     ]
+
+
+def proposers(found: SpeculationFigures, asked: str) -> str:
+    """Who proposed what was verified, where several did with their acceptance. asked: who was meant to."""
+    names = {name: name if name == asked else f"{name} in place of {asked}" for name in found.proposed_by}
+    if len(names) == 1:
+        return next(iter(names.values()))
+    return "; ".join(
+        f"{shown}: {found.accepted_by[name]} of {found.tested_by[name]}" for name, shown in names.items()
+    )
 
 
 def to_json(answer: Answer, bandwidth: float) -> dict[str, Any]:

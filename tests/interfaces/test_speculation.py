@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from told_drafts import Told
 
 from strata.config import Override, load_config
+from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Limits
 from strata.engine.bench.speculation import ORDER, POLICIES, SpeculativeBench, SpeculativeRun, Workload
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.figures import SpeculationFigures
 from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.speculator import Speculator
 from strata.errors import ConfigError
 from strata.hardware.profile import HardwareProfile
-from strata.interfaces import speculative_bench
+from strata.interfaces import speculative_bench, start
 from strata.interfaces.bundled import model_path
 from strata.interfaces.cli import strata
 from strata.interfaces.hardware import remembered_machine
 from strata.interfaces.models import open_model
-from strata.interfaces.planning import plan_run
+from strata.interfaces.planning import plan_model, plan_run
 from strata.interfaces.speculation import match_vocabularies, speculation_options
-from strata.interfaces.tokenizer import Tokenizer
+from strata.interfaces.statistics import proposers, speculation
+from strata.interfaces.tokenizer import FILES, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +77,67 @@ def test_run_gives_the_same_text_with_every_proposer() -> None:
         assert figures["proposer"] == name
         assert figures["tokens"] >= figures["forwards"] > 0
     assert max(i for i, count in enumerate(ngrams["speculation"]["lengths"]) if count) <= 4  # type: ignore[index]
+
+
+def test_figures_say_who_proposed() -> None:
+    """Tokens by proposer, the sums being all of them; n-grams in a draft model's place are named as such."""
+    found = SpeculationFigures()
+    found.add(4, 3, True, 4, "ngram")
+    assert proposers(found, "ngram") == "ngram"
+    assert proposers(found, "draft") == "ngram in place of draft"
+    found.add(2, 0, True, 1, "draft")
+    assert proposers(found, "draft") == "ngram in place of draft: 3 of 4; draft: 0 of 1"
+    for by, count in ((found.proposed_by, found.proposed), (found.tested_by, sum(found.tested_at))):
+        assert sum(by.values()) == count
+    assert found.accepted_by == {"ngram": 3, "draft": 0}
+
+
+@pytest.mark.parametrize(
+    ("costs", "name"),
+    [(False, "slow"), (True, "ngram")],
+)
+def test_who_proposed_is_known_of_every_draft(costs: bool, name: str) -> None:
+    """By the rule it is the draft model alone; where that never pays, n-grams take its place."""
+
+    class Slow(Told):
+        name, free = "slow", False
+
+    engine = open_model(load_config(None, configured()), remembered_machine()).engine
+    estimate = (lambda rows, **at: 1.0) if costs else None
+    slow = Slow({"a": [0] * 64}, 0.0, 8)
+    slow.behind = lambda request: None if costs else 0  # type: ignore[method-assign]
+    spare = NgramProposer() if costs else None
+    speculator = engine.speculator = Speculator(slow, LengthOptions(), estimate, spare=spare)
+    engine.add(Request("a", [5, 6, 7] * 12, SamplingParams(temperature=0.0, max_tokens=48)))
+    while engine.busy:
+        engine.step()
+    assert set(speculator.figures.proposed_by) == {name}
+    assert speculator.figures.proposed_by[name] == speculator.figures.proposed > 0
+
+
+def test_a_draft_that_did_hardly_anything_is_said_to_have_not_paid() -> None:
+    """Not as 0 % of 0.0 tokens."""
+    figures = SpeculationFigures()
+    speculator = SimpleNamespace(figures=figures, proposer=SimpleNamespace(name="draft", free=False))
+    told = SimpleNamespace(model=SimpleNamespace(engine=SimpleNamespace(speculator=speculator)))
+    assert speculation(told) == ["drafts   none: nothing promised to pay (draft)"]  # type: ignore[arg-type]
+    for length in (1, *[0] * 99):
+        figures.add(length, 0, length > 0, 1, "draft")
+    (line,) = speculation(told)  # type: ignore[arg-type]
+    assert "hardly any" in line and "1 tokens proposed in 100 passes, 0 accepted (draft)" in line
+    speculator.proposer.free, figures.proposed = True, 0
+    assert speculation(told) == []  # type: ignore[arg-type]
+
+
+def test_a_terminal_is_told_of_the_draft(
+    machine: HardwareProfile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "watched", lambda: True)
+    for options, shown in (({"draft": "demo-draft"}, True), ({}, False)):
+        start.announce(
+            plan_run(model_path("demo"), load_config(None, configured(**options)), machine), machine, "x"
+        )
+        assert ("\ndraft    strata-demo-draft proposes tokens" in capsys.readouterr().err) == shown
 
 
 def test_a_stop_text_inside_an_accepted_run() -> None:
@@ -143,6 +213,51 @@ def test_contradictions_are_named(machine: HardwareProfile, options: dict[str, s
     tokenizer = Tokenizer.load(model_path("demo"))
     with pytest.raises(ConfigError, match=cause):
         speculation_options(load_config(None, configured(**options)), machine, tokenizer)
+
+
+@pytest.mark.parametrize("command", [["run", "demo", "-p", "x"], ["plan", "demo"]])
+@pytest.mark.parametrize("flag", ["-md", "--model-draft", "--draft-model"])
+def test_a_draft_that_is_not_there_is_named_as_the_draft(command: list[str], flag: str) -> None:
+    result = CliRunner().invoke(strata, [*command, flag, "/nowhere"])
+    assert "the draft (--model-draft): /nowhere: no such file" in str(result.exception)
+
+
+def test_a_draft_that_is_too_long_is_named_by_the_usual_flag() -> None:
+    result = CliRunner().invoke(strata, ["run", "demo", "-p", "x", "--draft", "4000"])
+    assert str(result.exception).startswith("--draft: speculative.most: '4000' is out of range")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """The demo's draft with a tokenizer that lacks too many of the demo's tokens."""
+    path = tmp_path / "stranger"
+    shutil.copytree(model_path("demo-draft"), path)
+    vocabulary = json.loads((path / "tokenizer.json").read_text())
+    model = vocabulary["model"]
+    model["vocab"] = {word: i for word, i in model["vocab"].items() if not 1000 <= i < 2100}
+    model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= model["vocab"].keys()]
+    (path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    return path
+
+
+def test_plan_refuses_a_draft_that_run_refuses(stranger: Path, machine: HardwareProfile) -> None:
+    """With the same message; where the model has no tokenizer yet, nothing can be compared."""
+    options = configured(draft=str(stranger))
+    with pytest.raises(ConfigError, match="it spells 2996") as planned:
+        plan_model(load_config(None, options), machine)
+    tokenizer = Tokenizer.load(model_path("demo"))
+    with pytest.raises(ConfigError) as run:
+        speculation_options(load_config(None, options), machine, tokenizer)
+    assert str(planned.value) == str(run.value)
+    for name in FILES:
+        (stranger / name).unlink(missing_ok=True)
+    assert plan_model(load_config(None, options), machine).draft is not None
+
+
+def test_plan_shows_the_draft() -> None:
+    result = CliRunner().invoke(strata, ["plan", "demo", "-md", "demo-draft", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["draft"]["model"] == "strata-demo-draft"
 
 
 def test_off_means_off(machine: HardwareProfile) -> None:

@@ -83,6 +83,12 @@ class ByCosts:
         """Requests of which something is kept."""
         return set(self._states)
 
+    @property
+    def drafted_by(self) -> str:
+        """The draft model, or what proposes in its place."""
+        proposer = self._draft.proposer if self._by_draft and self._draft is not None else self._free
+        return "" if proposer is None else proposer.name
+
     def forget(self, request_id: str) -> None:
         """The request ended."""
         self._states.pop(request_id, None)

@@ -85,6 +85,11 @@ class ByRule:
         """Requests of which something is kept."""
         return set(self._states)
 
+    @property
+    def drafted_by(self) -> str:
+        """Always the same proposer."""
+        return self._proposer.name
+
     def _state(self, request_id: str) -> _State:
         state = self._states.get(request_id)
         if state is None:

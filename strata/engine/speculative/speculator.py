@@ -24,6 +24,11 @@ class LengthPolicy(Protocol):
         """Requests of which something is kept."""
         ...
 
+    @property
+    def drafted_by(self) -> str:
+        """Name of what the latest drafts of `propose` are from."""
+        ...
+
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """The drafts of a step, one for each ask, which may be empty."""
         ...
@@ -92,7 +97,7 @@ class Speculator:
         proposed = work.draft[accepted] if accepted < len(work.draft) else None
         rejected = proposed is not None and sampled != proposed
         hits = accepted + (proposed is not None and not rejected)
-        self.figures.add(len(work.draft), hits, rejected, accepted + 1)
+        self.figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
         self._policy.verified(work, hits, rejected)
 
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ import click
 
 from strata.config import Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.speculation_flags import DRAFTERS
 
 
 @click.command("plan", short_help="Say what will lie where, and how fast it will be.")
@@ -21,6 +22,7 @@ from strata.errors import UsageError
 @click.option(
     "--depth", type=click.IntRange(0), metavar="N", help="Tokens of context for predictions [4096]."
 )
+@click.option(*DRAFTERS, "draft", metavar="PATH", help="Small model that proposes, or MTP layer.")
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Change any option.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def command(
@@ -30,6 +32,7 @@ def command(
     context: str | None,
     requests: str | None,
     depth: int | None,
+    draft: str | None,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -42,11 +45,16 @@ def command(
     \b
     Examples:
       strata plan Qwen3-30B-A3B/config.json --hardware rtx3090-2x-e5-2680v4
+      strata plan demo -md demo-draft
       strata plan --config configs/infer_3090.yaml models/GLM-4.5-Air --context 32768 --requests 4
     """
     overrides = [Override.parse(item) for item in settings]
-    flags = (("model.path", model, "MODEL"), ("model.context", context, "--context"))
-    for option, text, origin in (*flags, ("engine.requests", requests, "--requests")):
+    for option, text, origin in (
+        ("model.path", model, "MODEL"),
+        ("model.context", context, "--context"),
+        ("engine.requests", requests, "--requests"),
+        ("speculative.draft", draft, "--model-draft"),
+    ):
         overrides += [Override(option, text, origin)] if text is not None else []
     config = load_config(config_file, overrides)
     if not config.model.path:

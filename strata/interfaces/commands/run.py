@@ -12,7 +12,7 @@ import click
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
-from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off
+from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off, origin
 
 if TYPE_CHECKING:
     from strata.interfaces.session import Session
@@ -134,7 +134,7 @@ def _overrides(flags: dict[str, Any]) -> list[Override]:
         given = flags[option.replace(".", "__")]
         for text in given if isinstance(given, tuple) else (given,):
             if text is not None:
-                found.append(Override(option, text, max(names, key=len)))
+                found.append(Override(option, text, origin(names)))
     return found
 
 

@@ -11,7 +11,7 @@ import click
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
-from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off
+from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off, origin
 
 _FLAGS = (
     (("-m", "--model"), "model.path", "PATH", "Store, GGUF file, Hugging Face directory, demo or smollm2."),
@@ -72,7 +72,7 @@ def command(
         raise UsageError(f"two models: {model} and --model {flags['model__path']}", remedy="name one")
     overrides = [Override.parse(item) for item in settings] + off(no_draft)
     overrides += [
-        Override(option, text, max(names, key=len))
+        Override(option, text, origin(names))
         for names, option, _, _ in _FLAGS
         if (text := flags[option.replace(".", "__")]) is not None
     ]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from strata.config import Override
 
-_DRAFTERS = ("-md", "--model-draft", "--draft-model")
+DRAFTERS = ("-md", "--model-draft", "--draft-model")
 FLAGS = (
-    (_DRAFTERS, "speculative.draft", "PATH", "Small model that proposes, or MTP layer."),
+    (DRAFTERS, "speculative.draft", "PATH", "Small model that proposes, or MTP layer."),
     (("--draft", "--draft-max", "--draft-n"), "speculative.most", "N", "Tokens of a draft, at most [16]."),
 )
+
+
+def origin(names: Sequence[str]) -> str:
+    """What messages call a flag: its longest name, but --draft, which the documentation has, as that."""
+    return "--draft" if "--draft" in names else max(names, key=len)
 
 
 def no_draft_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,14 @@ def speculation_metrics(speculator: Speculator) -> Iterable[Metric]:
         ("draft_seconds", "What proposes", found.draft_seconds),
     ):
         yield CounterMetricFamily(f"strata_speculative_{name}", text, value)
+    for name, text, counts in (
+        ("proposed", "Tokens of all drafts, by proposer", found.proposed_by),
+        ("accepted", "Of them, those that became part of a text", found.accepted_by),
+    ):
+        by = CounterMetricFamily(f"strata_speculative_proposer_{name}", text, labels=["proposer"])
+        for proposer, count in counts.copy().items():
+            by.add_metric([proposer], count)
+        yield by
     yield GaugeMetricFamily(
         "strata_speculative_recent_length", "Mean draft length of the latest passes", found.mean_length
     )
