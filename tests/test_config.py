@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.config import KINDS, Config, Override, format_size, load_config, parse_size
+from strata.config import KINDS, Config, Override, format_as, format_size, load_config, parse_size
 from strata.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -270,3 +270,15 @@ def test_values_of_the_command_line_replace_a_list_and_add_up() -> None:
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().kv.dtype = "f32"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "shown"),
+    [
+        (84_900_000, "85MB", "84.9 MB"),
+        (60 << 30, " 61.5 GiB ", "60 GiB"),
+        (1234, "1300B", "1,234 B"),
+    ],
+)
+def test_a_size_in_the_unit_of_another(size: int, given: str, shown: str) -> None:
+    assert format_as(size, given) == shown

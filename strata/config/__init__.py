@@ -16,7 +16,7 @@ from strata.config.schema import (
     ModelConfig,
     SpeculativeConfig,
 )
-from strata.config.units import format_bytes, format_size, parse_size
+from strata.config.units import format_as, format_bytes, format_size, parse_size
 
 __all__ = [
     "BUNDLED_MODELS",
@@ -33,6 +33,7 @@ __all__ = [
     "ModelConfig",
     "Override",
     "SpeculativeConfig",
+    "format_as",
     "format_bytes",
     "format_size",
     "load_config",

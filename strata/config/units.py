@@ -50,6 +50,14 @@ def format_bytes(size: int) -> str:
     return f"{size} bytes" if abs(size) < 1024 else f"{format_size(size)} ({size:,} bytes)"
 
 
+def format_as(size: int, given: str) -> str:
+    """Bytes for people in the unit of a size that was given, which `parse_size` takes: beside "85MB" stands
+    "84.9 MB", not "81 MiB"."""
+    unit = given.strip().lstrip("0123456789. \t")
+    factor = UNITS.get(unit.lower(), 1)
+    return f"{size:,} B" if factor == 1 else f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
+
+
 def format_size(size: int) -> str:
     """Bytes for people: the largest binary unit that keeps at least one whole digit, e.g. "1.5 GiB"."""
     value, unit = float(size), "B"

@@ -27,16 +27,18 @@ FLOOR = 1e-3
 class LayerErrors:
     """How far a model is from its reference behind one layer, both run from the same tokens.
 
-    max_abs: largest difference of the hidden state, cosine: mean over the rows, worst_cosine: of the row that
-    is farthest off. relative: mean over the rows of |difference| / |reference|. own: what the layer itself
-    adds to that: given the reference's input, |difference of the outputs| / |what the reference's layer adds
-    to its input|, mean over the rows; None where a backend cannot be given an input (a device).
+    max_abs: largest difference of the hidden state, largest: largest magnitude of the reference's, cosine:
+    mean over the rows, worst_cosine: of the row that is farthest off. relative: mean over the rows of
+    |difference| / |reference|. own: what the layer itself adds to that: given the reference's input,
+    |difference of the outputs| / |what the reference's layer adds to its input|, mean over the rows; None
+    where a backend cannot be given an input (a device).
     routes: share of the chosen experts that are equal, logits: largest difference of the router's logits;
     None in layers that do not route (logits: on a device, too).
     """
 
     layer: int
     max_abs: float
+    largest: float
     cosine: float
     worst_cosine: float
     relative: float
@@ -160,6 +162,7 @@ def _errors(layer: int, expected: _Seen, found: _Seen, own: float | None) -> Lay
     return LayerErrors(
         layer,
         float(np.abs(difference).max()),
+        float(np.abs(expected.hidden).max()),
         float(cosines.mean()),
         float(cosines.min()),
         _relative(difference, expected.hidden),

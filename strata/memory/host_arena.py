@@ -75,9 +75,10 @@ class HostArena:
     problems: tuple[str, ...]
 
     def describe(self) -> str:
-        """A line for the log, e.g. "512 MiB in transparent huge pages (2 MiB pages: ENOMEM)"."""
+        """A line for people, e.g. "512 MiB in transparent huge pages (2 MiB pages: none are free, see `strata
+        doctor`)"."""
         where = f", memory node{'s' * (len(self.nodes) > 1)} {', '.join(map(str, self.nodes))}"
-        reasons = f" ({'; '.join(self.problems)})" if self.problems else ""
+        reasons = f" ({'; '.join(map(_in_words, self.problems))})" if self.problems else ""
         return f"{format_size(self.memory.nbytes)} in {self.kind}{where if self.nodes else ''}{reasons}"
 
 
@@ -98,6 +99,13 @@ class _Kind:
     def whole(self, nbytes: int) -> int:
         """`nbytes` rounded up to whole pages."""
         return -(-nbytes // self.page) * self.page
+
+
+def _in_words(problem: str) -> str:
+    """ENOMEM of a pool says that it is empty, which is how most machines come."""
+    kind, _, error = problem.partition(": ")
+    empty = error == "ENOMEM" and any(one.name == kind and one.reserved for one in _KINDS)
+    return f"{kind}: none are free, see `strata doctor`" if empty else problem
 
 
 _KINDS = (

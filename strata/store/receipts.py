@@ -107,26 +107,41 @@ def add_receipt(store: Path, receipt: Receipt) -> Path:
 
 def lossy_formats(manifest: Manifest) -> str:
     """Formats that do not hold the source's values, by the bytes they take: "w4g64+w4g128+w8"; "" if none."""
-    return "+".join(_by_bytes(manifest, lossy=True))
+    return "+".join(name for name, exact in _by_bytes(manifest) if not exact)
+
+
+def formats_in_words(manifest: Manifest) -> str:
+    """All formats by the bytes they take, those that hold the source's values named so: "w4g32m (as in the
+    source)+w4g64"."""
+    return "+".join(f"{name} (as in the source)" if exact else name for name, exact in _by_bytes(manifest))
 
 
 def all_formats(manifest: Manifest) -> str:
     """Formats of all matrices, by the bytes they take."""
-    return "+".join(_by_bytes(manifest, lossy=False))
-
-
-def _by_bytes(manifest: Manifest, *, lossy: bool) -> list[str]:
     sizes: dict[str, int] = {}
+    for (name, _), size in _sizes(manifest).items():
+        sizes[name] = sizes.get(name, 0) + size
+    return "+".join(sorted(sizes, key=lambda name: -sizes[name]))
+
+
+def _by_bytes(manifest: Manifest) -> list[tuple[str, bool]]:
+    """See `_sizes`, the largest first."""
+    sizes = _sizes(manifest)
+    return sorted(sizes, key=lambda key: -sizes[key])
+
+
+def _sizes(manifest: Manifest) -> dict[tuple[str, bool], int]:
+    """Bytes of each format, of what holds the source's values (True) apart from what was rounded."""
+    sizes: dict[tuple[str, bool], int] = {}
     for tensor in manifest.tensors.values():
-        if not tensor.plain and not (lossy and tensor.exact):
-            sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.packed_shape().nbytes
+        if not tensor.plain:
+            key = tensor.format, tensor.exact
+            sizes[key] = sizes.get(key, 0) + tensor.packed_shape().nbytes
     for layer in manifest.layers.values():
-        if lossy and layer.exact:
-            continue
         share = manifest.expert_count * layer.layout().record_bytes // 2
         for fmt in (layer.gate_up, layer.down):
-            sizes[fmt] = sizes.get(fmt, 0) + share
-    return sorted(sizes, key=lambda fmt: -sizes[fmt])
+            sizes[fmt, layer.exact] = sizes.get((fmt, layer.exact), 0) + share
+    return sizes
 
 
 def _manifest_hash(store: Path) -> str:

@@ -35,7 +35,7 @@ def with_stats(
             )
         return options
     if stats is None:
-        parts = ", ".join(f"{part}={method}" for part, method in options.methods.items())
+        parts = ", ".join(f"{part}={method}" for part, method in _methods_of(options, spec).items())
         raise UsageError(
             f"methods {parts} need statistics of the model's inputs, none were given",
             remedy="make them with `strata calibrate MODEL --out STATS`, then add --stats STATS",
@@ -47,6 +47,17 @@ def with_stats(
         )
     check_same_model(stats, source, spec, targets)
     return dataclasses.replace(options, stats=stats.digest)
+
+
+def _methods_of(options: ConvertOptions, spec: ModelSpec) -> dict[str, str]:
+    """Of the parts that the model has: no routed experts in a dense one, no head where it is the embedding.
+
+    All that were asked for where none of them is left: what is wrong is to be named.
+    """
+    absent = {"experts"} if not any(spec.moe_layers) else set()
+    absent |= {"head"} if spec.tied_head else set()
+    present = {part: method for part, method in options.methods.items() if part not in absent}
+    return present or dict(options.methods)
 
 
 def check_same_model(

@@ -89,7 +89,7 @@ def test_a_layer_that_gives_nan_is_found() -> None:
 def errors(own: Sequence[float | None], relative: Sequence[float] | None = None) -> list[LayerErrors]:
     behind = relative or [0.0] * len(own)
     return [
-        LayerErrors(i, 0, 1, 1, r, o, None, None) for i, (o, r) in enumerate(zip(own, behind, strict=True))
+        LayerErrors(i, 0, 1, 1, 1, r, o, None, None) for i, (o, r) in enumerate(zip(own, behind, strict=True))
     ]
 
 

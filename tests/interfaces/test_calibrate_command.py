@@ -44,6 +44,19 @@ def test_a_checkpoint_and_its_store_give_nearly_the_same(
     assert not np.array_equal(first[0].mean_square, first[1].mean_square)
 
 
+@pytest.mark.parametrize(("formats", "said"), [("w4g64", True), ("bf16", False)])
+def test_a_store_that_is_rounded_already_is_remarked(
+    strata: Any, checkpoint: Path, text: Path, tmp_path: Path, formats: str, said: bool
+) -> None:
+    options = [f"--{part}={formats}" for part in ("experts", "shared", "head", "embed")]
+    assert strata("convert", checkpoint, "--out", tmp_path / "store", *options).code == 0
+    asked = ["--data", text, "--no-moments", "--out"]
+    result = strata("calibrate", tmp_path / "store", *asked, tmp_path / "stats")
+    assert result.code == 0
+    assert (f"rounded already ({formats}): `strata convert` will need the checkpoint" in result.err) is said
+    assert "rounded already" not in strata("calibrate", checkpoint, *asked, tmp_path / "others").err
+
+
 def test_experts_that_starve_are_told(strata: Any, checkpoint: Path, text: Path, tmp_path: Path) -> None:
     asked = ["calibrate", checkpoint, "--data", text, "--out", tmp_path / "s", "--no-moments"]
     result = strata(*asked, "--min-tokens", 10_000)
@@ -137,7 +150,8 @@ def test_a_budget_chooses_formats_and_the_store_says_so(
     assert strata(*asked, "much", "--stats", stats).code == 2
     result = strata(*asked, "600KiB", "--stats", stats)
     assert result.code == 0, result.err
-    assert "of a budget of 600 KiB" in result.err and "experts" in result.err
+    assert " KiB of a budget of 600KiB" in result.err and "experts" in result.err
+    assert "no KL" in result.err and "strata eval compare SOURCE STORE --record" in result.err
     options = json.loads((out / "manifest.json").read_text())["options"]
     assert options["budget"]["bytes"] == 600 << 10 and options["overrides"]
     assert strata("verify", out).code == 0

@@ -53,6 +53,7 @@ def test_a_cheaper_setting_beside_its_reference(strata: Any, text: Path) -> None
     shown = strata(*arguments).out
     assert "same top token" in shown and "greedy continuations" in shown
     assert "A  demo backend.activations=f32 kv.dtype=f32: perplexity" in shown
+    assert "A with activations f32, KV f32; B with activations f32, KV int8" in shown
 
 
 def test_a_model_beside_itself_has_lost_nothing(strata: Any, text: Path) -> None:
@@ -139,11 +140,21 @@ def test_what_was_measured_stands_in_the_store(
     assert kl > 0
     line = f"KL {kl:.2g}, top-1 {100 * top:.1f} %"
     shown = strata("inspect", store).out
-    assert line in shown and "against bf16 (measured 20" in shown and "--record" not in shown
+    assert line in shown and "against bf16 (" in shown and "--record" not in shown
     assert line in quality_of(store)
     receipts = json.loads(strata("inspect", store, "--json").out)["receipts"]
     assert [one["kl_mean"] for one in receipts] == [kl] and receipts[0]["text"] == "fox.txt"
     assert strata("verify", store).code == 0
+
+
+def test_formats_stand_by_their_bytes_and_those_of_the_source_are_named(
+    strata: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    asked = ("--experts", "bf16", "--shared", "w4g64", "--embed", "w8", "--head", "w8")
+    assert strata("convert", checkpoint, "--out", tmp_path / "store", *asked).code == 0
+    line = next(line for line in strata("inspect", tmp_path / "store").out.splitlines() if "quality" in line)
+    name = line.split(maxsplit=1)[1].removesuffix(": unmeasured")
+    assert set(name.split("+")) == {"bf16 (as in the source)", "w4g64", "w8"} and name.startswith("bf16")
 
 
 @pytest.mark.parametrize("alpha", [0, 0.5])
@@ -193,6 +204,8 @@ def test_layers(strata: Any, text: Path) -> None:
     assert all(0 < one["own"] < 0.1 and 0.9 < one["cosine"] < 1 for one in found["layers"])
     assert all(0.5 < one["routes"] <= 1 and one["logits"] > 0 for one in found["layers"])
     shown = strata(*arguments, "--tokens", 64).out
+    assert all(one["largest"] > one["max_abs"] for one in found["layers"])
+    assert "  own error\n" in shown and "the largest magnitude in A's" in shown
     assert "layers that jump: none" in shown and "4 times the median layer's" in shown
     assert shown.count("\u2588") > 6
 

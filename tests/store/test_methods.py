@@ -15,6 +15,7 @@ from whole_model import make_stats, whole_model
 
 from strata.core import ExpertId
 from strata.errors import StoreError, UsageError, WeightValueError
+from strata.plan.spec import ModelSpec
 from strata.store.calibration import CalibrationStats, row_inputs, values_input
 from strata.store.convert import ConvertReport, convert
 from strata.store.formats import FORMATS
@@ -24,6 +25,7 @@ from strata.store.options import ConvertOptions
 from strata.store.pack import dequantize, unpack
 from strata.store.quantize import quantize
 from strata.store.reader import Store
+from strata.store.stats_check import with_stats
 from strata.store.verify import verify_store
 
 SPEC = replace(moe_spec(2), hidden=96)
@@ -194,6 +196,19 @@ def test_methods_and_statistics_belong_together(
     with pytest.raises(UsageError, match="every part is rounded plainly"):
         run(model, tmp_path / "s", ConvertOptions(), stats)
     assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (replace(SPEC, tied_head=False), "experts=gptq, shared=gptq, head=gptq"),
+        (replace(SPEC, tied_head=True), "experts=gptq, shared=gptq"),
+        (replace(SPEC, tied_head=True, moe_layers=(False, False)), "shared=gptq"),
+    ],
+)
+def test_only_parts_that_the_model_has_are_named(spec: ModelSpec, named: str, model: SmallModel) -> None:
+    with pytest.raises(UsageError, match=f"methods {named} need"):
+        with_stats(all_parts("gptq"), None, model.source, spec, [])
 
 
 def test_statistics_of_another_model_are_refused(stats: CalibrationStats, tmp_path: Path) -> None:

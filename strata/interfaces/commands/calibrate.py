@@ -49,21 +49,31 @@ def command(
     mixture in the package (code, dialogue, prose, summaries, several languages): a text of one kind starves
     experts.
 
+    `strata convert --stats` takes the checkpoint that a store was made of, never the store: name the
+    checkpoint here as well.
+
     \b
     Examples:
-      strata calibrate demo --out demo.stats
+      strata calibrate smollm2 --out smollm2.stats --tokens 20480
       strata calibrate models/Qwen3-30B-A3B --data mine.txt --data code.py --out qwen3.stats --tokens 131072
     """
     from strata.interfaces.bundled import model_path
     from strata.interfaces.calibration import CalibrateOptions, calibrate_model, default_texts, read_texts
     from strata.interfaces.progress import progress_bar
+    from strata.interfaces.quality import rounded_formats
     from strata.interfaces.terminal import note
 
     options = CalibrateOptions(tokens, window, min_tokens, not no_moments, threads, force)
     texts = read_texts([Path(name) for name in data]) if data else default_texts()
+    path = model_path(model)
+    if rounded := rounded_formats(path):
+        note(
+            f"note: {model} is a store whose weights are rounded already ({rounded}): `strata convert` will "
+            "need the checkpoint that it was made of"
+        )
     try:
         with progress_bar("calibrating", unit="rows") as progress:
-            report = calibrate_model(model_path(model), texts, Path(out), options, progress)
+            report = calibrate_model(path, texts, Path(out), options, progress)
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise

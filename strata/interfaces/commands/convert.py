@@ -187,7 +187,7 @@ def _within(budget: str, stats: str | None) -> Refine:
         size = parse_size(budget)
     except ValueError as error:
         raise UsageError(f"--budget {budget!r} {error}", remedy="e.g. 60GiB") from None
-    return within(size, Path(stats))
+    return within(size, Path(stats), budget)
 
 
 def _layer_formats(given: tuple[str, ...]) -> dict[str, str]:

@@ -10,15 +10,21 @@ from typing import Any
 from strata.engine.compare_layers import FLOOR, JUMP, LayerErrors, own_errors, suspects
 
 _BAR = 30  # characters of the largest error
-_HEAD = ("layer", "max abs", "cosine", "relative", "own", "routes", "logits")
-_WIDTHS = (5, 9, 9, 9, 9, 7, 9)
+_HEAD = ("layer", "max abs", "largest", "cosine", "relative", "own", "routes", "logits")
+_WIDTHS = (5, 9, 9, 9, 9, 9, 7, 9)
 
 
 def describe_layers(names: Sequence[str], tokens: int, errors: Sequence[LayerErrors]) -> str:
     """A table with a bar per layer: its own error."""
     own, marked = own_errors(errors), suspects(errors)
     most = max((error for error in own if math.isfinite(error)), default=0.0)
-    lines = [f"A  {names[0]}", f"B  {names[1]}", f"{tokens} tokens in one batch", "", _row(_HEAD)]
+    lines = [
+        f"A  {names[0]}",
+        f"B  {names[1]}",
+        f"{tokens} tokens in one batch",
+        "",
+        f"{_row(_HEAD)}  own error",
+    ]
     for one, error in zip(errors, own, strict=True):
         jump = "  <- jumps" if one.layer in marked else ""
         lines.append(f"{_row(_cells(one, error))}  {_bar(error, most)}{jump}")
@@ -41,6 +47,7 @@ def layers_json(names: Sequence[str], tokens: int, errors: Sequence[LayerErrors]
 def _legend(errors: Sequence[LayerErrors], marked: Sequence[int]) -> list[str]:
     measured = all(one.own is not None for one in errors)
     lines = [
+        "max abs: largest error of the hidden state; largest: the largest magnitude in A's",
         "relative: of the hidden state behind the layer, both models from the same tokens",
         "own: given A's input, of what the layer adds to it"
         if measured
@@ -57,6 +64,7 @@ def _cells(one: LayerErrors, own: float) -> list[str]:
     return [
         str(one.layer),
         f"{one.max_abs:.3g}",
+        f"{one.largest:.3g}",
         f"{one.cosine:.6f}",
         f"{one.relative:.2e}",
         f"{own:.2e}",

@@ -26,6 +26,7 @@ def describe_comparison(found: Compared) -> str:
         f"A  {found.reference.label}: perplexity {_perplexity(figures.reference)}",
         f"B  {found.other.label}: perplexity {_perplexity(figures.score)}",
         _text_line(found.text),
+        _settings_line(found.reference, found.other),
         "",
         f"perplexity      {100 * figures.change:+.3f} % ± {100 * figures.change_error:.3f} %, paired",
         f"KL divergence   mean {figures.divergence:.3g} ± {figures.divergence_error:.2g} nats, median "
@@ -110,6 +111,12 @@ def _text_line(text: Text) -> str:
     return (
         f"{text.name} ({text.xxh3}): {text.predictions:,} predictions in windows of {text.cut.window}{halves}"
     )
+
+
+def _settings_line(one: Subject, two: Subject) -> str:
+    """What both ran with, each where they differ."""
+    mine, theirs = (f"activations {subject.activations}, KV {subject.kv_dtype}" for subject in (one, two))
+    return f"both with {mine}" if mine == theirs else f"A with {mine}; B with {theirs}"
 
 
 def _continuation_lines(found: Compared) -> list[str]:
