@@ -147,16 +147,6 @@ def test_what_was_measured_stands_in_the_store(
     assert strata("verify", store).code == 0
 
 
-def test_formats_stand_by_their_bytes_and_those_of_the_source_are_named(
-    strata: Any, checkpoint: Path, tmp_path: Path
-) -> None:
-    asked = ("--experts", "bf16", "--shared", "w4g64", "--embed", "w8", "--head", "w8")
-    assert strata("convert", checkpoint, "--out", tmp_path / "store", *asked).code == 0
-    line = next(line for line in strata("inspect", tmp_path / "store").out.splitlines() if "quality" in line)
-    name = line.split(maxsplit=1)[1].removesuffix(": unmeasured")
-    assert set(name.split("+")) == {"bf16 (as in the source)", "w4g64", "w8"} and name.startswith("bf16")
-
-
 @pytest.mark.parametrize("alpha", [0, 0.5])
 def test_a_conversion_is_named_with_the_numbers_it_was_given(
     strata: Any, checkpoint: Path, statistics: Path, tmp_path: Path, alpha: float

@@ -20,11 +20,13 @@ from strata.store.calibration import CalibrationStats, row_inputs, values_input
 from strata.store.convert import ConvertReport, convert
 from strata.store.formats import FORMATS
 from strata.store.inputs import Inputs
+from strata.store.manifest import read_manifest
 from strata.store.methods import METHODS, parse_methods
 from strata.store.options import ConvertOptions
 from strata.store.pack import dequantize, unpack
 from strata.store.quantize import quantize
 from strata.store.reader import Store
+from strata.store.receipts import all_formats, formats_in_words, lossy_formats
 from strata.store.stats_check import with_stats
 from strata.store.verify import verify_store
 
@@ -185,6 +187,16 @@ def test_mla_is_rounded_head_by_head(tmp_path: Path) -> None:
     for head in range(4):
         rows, inputs = slice(20 * head, 20 * head + 20), Inputs.of(stats.linear(name, head))
         assert inputs.cost((found - wanted)[rows]) < inputs.cost((plain - wanted)[rows])
+
+
+def test_formats_stand_by_their_bytes_and_those_of_the_source_are_named(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    run(model, tmp_path / "s", ConvertOptions(experts="bf16", shared="w4g64", head="w8", embed="w8"), None)
+    manifest = read_manifest(tmp_path / "s")
+    words, rounded = formats_in_words(manifest).split("+"), lossy_formats(manifest).split("+")
+    assert words == ["bf16 (as in the source)", *rounded] and set(rounded) == {"w4g64", "w8"}
+    assert all_formats(manifest) == "+".join(["bf16", *rounded])
 
 
 def test_methods_and_statistics_belong_together(
