@@ -49,6 +49,17 @@ class TextFile:
     name: str
     data: bytes
 
+    @property
+    def text(self) -> str:
+        """UsageError where it is not UTF-8."""
+        try:
+            return self.data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{self.name} is not UTF-8: {error.reason} at byte {error.start} of {len(self.data)}",
+                remedy="convert it, e.g. iconv -f latin1 -t utf-8",
+            ) from None
+
 
 def default_texts() -> list[TextFile]:
     """The texts of the package: code, dialogue, prose, summaries, several languages."""
@@ -146,10 +157,7 @@ def cut(
 
 
 def _windows(tokenizer: Tokenizer, text: TextFile, window: int) -> list[list[int]]:
-    try:
-        ids = tokenizer.encode(text.data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{text.name} is not UTF-8: {error.reason} at {error.start}") from None
+    ids = tokenizer.encode(text.text)
     start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     step = window - len(start)
     return [start + ids[i : i + step] for i in range(0, len(ids), step)]

@@ -64,7 +64,7 @@ class ConvertOptions:
             _check_format(part, getattr(self, part))
         for key, value in self.overrides.items():
             _check_format(key, value)
-            _parse_key(key)
+            parse_override(key)
         check_methods(self.methods)
         check_clip(self.clip)
         if self.alpha is not None and not 0 <= self.alpha <= 1:
@@ -81,7 +81,7 @@ class ConvertOptions:
         """
         for asked_of in (matrix, part):
             for key, value in self.overrides.items():
-                name, first, last = _parse_key(key)
+                name, first, last = parse_override(key)
                 if layer is not None and name == asked_of and first <= layer <= last:
                     return value
         asked: str = getattr(self, part)
@@ -128,9 +128,9 @@ def _check_format(key: str, value: str) -> None:
         raise UsageError(f"{key}: unknown weight format {value!r}", remedy=f"use auto, {', '.join(FORMATS)}")
 
 
-def _parse_key(key: str) -> tuple[str, int, int]:
-    """ "experts.0-3" -> ("experts", 0, 3)."""
-    found = re.fullmatch(r"([a-z_.]+)\.(\d{1,6})(?:-(\d{1,6}))?", key)
+def parse_override(key: str) -> tuple[str, int, int]:
+    """ "experts.0-3" -> ("experts", 0, 3): what, first and last layer. UsageError for anything else."""
+    found = re.fullmatch(r"([a-z_.]+)\.([0-9]{1,6})(?:-([0-9]{1,6}))?", key)
     first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
     if found is None or found[1] not in _LAYERED or last < first:
         raise UsageError(

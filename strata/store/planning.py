@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from strata.errors import FileFormatError, IncompleteError, UsageError
@@ -14,7 +14,7 @@ from strata.store.calibration import CalibrationStats
 from strata.store.clipping import clipped, clipped_expert, is_w8
 from strata.store.formats import FORMATS, WeightFormat, expert_slices
 from strata.store.manifest import SHARED, LayerRecord, TensorRecord
-from strata.store.options import Choice, ConvertOptions, choose
+from strata.store.options import Choice, ConvertOptions, choose, parse_override
 from strata.store.rows import BlockRows, ValueGuard, format_kept
 from strata.store.scaled_rows import NONE
 from strata.store.source import (
@@ -70,9 +70,10 @@ class Planner:
         for layer, found in layers.items():
             self._check_complete(layer, found, plan.expert_count)
             plan.layers[layer] = self._layer(layer, found)
+        self._check_overrides(targets, plan.layers)
         if self._options.calibrated and self._stats is not None:
             self._calibrate(self._stats, plan, targets, experts)
-        self._check_clip(plan)
+        self._check_clip(targets, plan)
         plan.notes = [f"{note} ({n} times)" if n > 1 else note for note, n in self._notes.items()]
         return plan
 
@@ -113,15 +114,41 @@ class Planner:
             treat = clipped_expert(self._options.clip, treat)
         return expert_task(self._source, target, file, coding, allow_nan, treat)
 
-    def _check_clip(self, plan: ConversionPlan) -> None:
-        """UsageError where a percentile was asked for and nothing is in w8."""
-        formats = {record.format for record in plan.tensors.values() if not record.plain}
-        formats |= {fmt for record in plan.layers.values() for fmt in (record.gate_up, record.down)}
-        if self._options.clip is not None and not any(is_w8(FORMATS[name]) for name in formats):
-            raise UsageError(
-                f"clip is {self._options.clip:g}, and nothing is in w8: {', '.join(sorted(formats))}",
-                remedy="it is for w8; four-bit scales are searched for the least error",
-            )
+    def _check_overrides(self, targets: Sequence[TargetTensor], experts: Collection[int]) -> None:
+        """UsageError where a format was asked for of something that no layer in question has."""
+        there = {("experts", layer) for layer in experts}
+        for target in targets:
+            layer, matrix = names.place(target.name)
+            if layer is not None and target.kind != "plain":
+                there |= {(target.kind, layer), (matrix, layer)}
+        for key, value in self._options.overrides.items():
+            name, first, last = parse_override(key)
+            layers = sorted(layer for part, layer in there if part == name)
+            if not any(first <= layer <= last for layer in layers):
+                found = f"{name} is in layers {layers[0]} to {layers[-1]}" if layers else f"it has no {name}"
+                raise UsageError(
+                    f"{key}={value} names nothing that this model has",
+                    remedy=f"{found}; the first layer is 0",
+                )
+
+    def _check_clip(self, targets: Sequence[TargetTensor], plan: ConversionPlan) -> None:
+        """UsageError where a percentile was asked for and cuts nothing off that is multiplied."""
+        if self._options.clip is None:
+            return
+        formats = [(target.kind, plan.tensors[target.name].format) for target in targets]
+        formats = [(kind, fmt) for kind, fmt in formats if kind != "plain"]
+        for record in plan.layers.values():
+            formats += [("experts", record.gate_up), ("experts", record.down)]
+        multiplied = {"experts", "shared", "embed" if self._spec.tied_head else "head"}
+        eight = {kind for kind, fmt in formats if is_w8(FORMATS[fmt])} & multiplied
+        if any(self._options.clips(kind) for kind in eight):
+            return
+        found = ", ".join(sorted({fmt for _, fmt in formats}))
+        gptq = f" but {', '.join(sorted(eight))}, which gptq finds its own scales for" if eight else ""
+        raise UsageError(
+            f"clip is {self._options.clip:g}, and nothing is in w8{gptq}: {found}",
+            remedy="it is for w8 without gptq; four-bit scales are searched for the least error",
+        )
 
     def treatment(self, name: str) -> Treatment:
         """The factors and the rounding of a packed matrix of the shared file; what `clip` cuts off apart."""

@@ -75,6 +75,15 @@ def test_texts_that_part_are_shown_from_there(strata: Any, store: Path, text: Pa
     )
 
 
+def test_a_text_in_another_encoding_is_refused(strata: Any, tmp_path: Path) -> None:
+    """What it says instead of its letters would be scored."""
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("Stra\xdfe, Tor, Weg".encode("latin1"))
+    found = strata("eval", "perplexity", "demo", "--text", path)
+    assert found.code and "latin1.txt is not UTF-8" in found.err and "at byte 4 of 16" in found.err
+    assert "iconv" in found.err
+
+
 def test_llama_perplexity_s_protocol(text: Path) -> None:
     """Whole windows, and of each what lies behind its middle: n_ctx - 1 - n_ctx / 2 predictions."""
     from strata.interfaces.bundled import model_path

@@ -17,6 +17,7 @@ from strata.store.formats import FORMATS
 from strata.store.manifest import read_manifest
 from strata.store.options import ConvertOptions
 from strata.store.pack import dequantize
+from strata.store.planning import Planner
 from strata.store.quantize import quantize
 
 W8 = FORMATS["w8"]
@@ -85,3 +86,12 @@ def test_it_is_refused_where_nothing_is_in_w8(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"clip is 99, and nothing is in w8: bf16, w4g128, w4g64"):
         run(small_model(), tmp_path / "s", options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_refused_where_gptq_rounds_all_that_is_multiplied() -> None:
+    formats = {"experts": "w8", "shared": "w4g128", "head": "bf16", "embed": "bf16"}
+    options = ConvertOptions(**formats, methods={"experts": "gptq"}, clip=99.0)
+    model = small_model()
+    planner = Planner(model.source, model.spec, options)
+    with pytest.raises(UsageError, match="in w8 but experts, which gptq finds its own scales for"):
+        planner.plan(model.targets, model.experts)

@@ -274,12 +274,30 @@ def test_overrides_by_layer(tmp_path: Path) -> None:
         ({"overrides": {"head.1": "w8"}}, "override 'head.1' names no layers"),
         ({"overrides": {"experts.x": "w8"}}, "override 'experts.x'"),
         ({"overrides": {"experts.3-1": "w8"}}, "override 'experts.3-1'"),
+        ({"overrides": {"experts.\u0663": "w8"}}, "override 'experts.\u0663'"),
         ({"slices": 0}, "slices is 0"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ConvertOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("key", "there"),
+    [
+        ("experts.9", "experts is in layers 1 to 3"),
+        ("experts.0", "experts is in layers 1 to 3"),
+        ("mlp.down.2-3", "it has no mlp.down"),
+        ("attn.q_a.0-3", "it has no attn.q_a"),
+    ],
+)
+def test_a_format_for_what_is_not_there_is_refused(tmp_path: Path, key: str, there: str) -> None:
+    """It would change nothing, and who asked for it would not know."""
+    with pytest.raises(UsageError, match=f"{key}=w8 names nothing that this model has") as found:
+        run(small_model(layers=4), tmp_path / "s", ConvertOptions(overrides={key: "w8"}))
+    assert there in str(found.value.remedy)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fewer_slices_are_said(tmp_path: Path) -> None:

@@ -268,9 +268,9 @@ class ByCosts:
                 count = min(behind, draft.readable(spend, table.plain))
                 if count:
                     draft.read(asks[place], count)
-                if count * each > left:
-                    self._won -= draft.forgive(self._won, table.plain)
-                left -= count * each
+                    if count * each > left:  # then it is what was won that paid
+                        self._won -= draft.forgive(self._won, table.plain)
+                    left -= count * each
             else:
                 found[place] = length
         return found

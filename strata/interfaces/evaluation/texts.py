@@ -9,7 +9,7 @@ import xxhash
 
 from strata.engine.perplexity import split_windows
 from strata.errors import UsageError
-from strata.interfaces.terminal import valid_text
+from strata.interfaces.calibration import TextFile
 from strata.interfaces.tokenizer import Tokenizer
 
 PROSE = Path(__file__).parent / "prose.txt"
@@ -55,13 +55,13 @@ def read_text(path: Path, tokenizer: Tokenizer, cut: Cut) -> Text:
     """Control tokens in the text are plain characters. Where the tokenizer wants BOS, it takes the place of
     every window's first token, as in llama-perplexity.
 
-    UsageError where nothing is left to foresee, or the file is larger than 64 MiB.
+    UsageError where nothing is left to foresee, the file is not UTF-8, or larger than 64 MiB.
     """
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise UsageError(f"{path}: {path.stat().st_size} bytes, at most {_MOST_BYTES}", remedy="cut it")
-    ids = tokenizer.encode(valid_text(data.decode("utf-8", errors="surrogateescape"))[0])
+    ids = tokenizer.encode(TextFile(str(path), data).text)
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     ids = [*bos, *ids][: cut.tokens]
     cuts = split_windows(ids, cut.window)
