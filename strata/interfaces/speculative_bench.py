@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -59,7 +60,7 @@ _TEXTS = (
     ("prose", "The road went down to the river, where an old man sat and mended his nets. He said that"),
 )
 _HEADS = ("text", "drafts", "t/s", "of plain", "spread", "slowest 64", "tokens/forward", "accepted", "length",
-          "draft time", "GB/s", "of memory", "same text")  # fmt: skip
+          "proposed by", "draft time", "GB/s", "of memory", "same text")  # fmt: skip
 _LONGEST_PROMPT = 1024
 
 
@@ -117,7 +118,10 @@ def _chosen(workloads: Sequence[Workload], texts: Sequence[str]) -> list[Workloa
     names = [workload.name for workload in workloads]
     for text in wanted:
         if not text or not any(name.lower().startswith(text) for name in names):
-            raise UsageError(f"--texts has {text!r}, there are {', '.join(names)}", remedy="their beginnings")
+            raise UsageError(
+                f"--texts has {text!r}, with which no text's name begins",
+                remedy=f"choose from {', '.join(names)}; beginnings of these suffice, comma-separated",
+            )
     return [each for each in workloads if not wanted or each.name.lower().startswith(tuple(wanted))]
 
 
@@ -135,7 +139,8 @@ def markdown_head() -> str:
 
 def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
     """One line per policy: medians. `of plain` compares each run with the plain one of its round; `spread`:
-    the least and the most of that; `slowest 64`: so many steps in a row of any round, by that plain run."""
+    the least and the most of that, of several rounds; `slowest 64`: so many steps in a row of any round, by
+    that plain run."""
     lines = []
     for name, *_ in POLICIES:
         mine = [run for run in runs if run.policy == name]
@@ -145,11 +150,12 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
             name,
             f"{_median(run.tokens_per_second for run in mine):.1f}",
             f"{median(ratios(runs, name)):.2f}",
-            f"{min(ratios(runs, name)):.2f}-{max(ratios(runs, name)):.2f}",
+            _spread(ratios(runs, name)),
             _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
             "-" if name == "plain" else f"{100 * _median(run.acceptance for run in mine):.0f} %",
             f"{_median(run.mean_length for run in mine):.1f}",
+            _proposers(mine),
             f"{100 * _median(run.draft_share for run in mine):.0f} %",
             f"{_median(run.bytes / run.seconds for run in mine) / 1e9:.1f}",
             f"{100 * median(memory):.0f} %" if memory else "-",
@@ -157,6 +163,26 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def remark(repeats: int) -> str:
+    """What the table does not prove, for the line below it."""
+    disturbed = "whose plain line has a share of memory far below those of other texts' plain lines"
+    if repeats == 1:
+        return f"One round proves nothing (choose -r 3), and least of all of a text {disturbed}."
+    return f"Nothing is proven of a text {disturbed}: other programs ran."
+
+
+def _spread(found: Sequence[float]) -> str:
+    return f"{min(found):.2f}-{max(found):.2f}" if len(found) > 1 else "-"
+
+
+def _proposers(runs: Sequence[SpeculativeRun]) -> str:
+    """Tokens by who proposed them, of all rounds: n-grams take the place of a draft that does not pay."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        found.update(run.proposed_by)
+    return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "-"
 
 
 def ratios(runs: Sequence[SpeculativeRun], policy: str) -> list[float]:

@@ -276,8 +276,28 @@ def test_the_benchmark_compares_equal_texts(monkeypatch: pytest.MonkeyPatch) -> 
     assert {run["workload"] for run in found["runs"]} == {"code edit", "repeat (scripted)"}
     assert all(sum(tokens for _, tokens in run["steps"]) == run["tokens"] for run in found["runs"])
     assert all(run["same"] for run in found["runs"])
+    assert all(set(run["proposed_by"]) == {"ngram"} for run in found["runs"] if run["policy"] == "fixed 8")
     repeated = [run for run in found["runs"] if run["workload"].startswith("repeat")]
     assert all(run["tokens_per_forward"] > 2 for run in repeated if run["policy"].startswith("fixed"))
+
+
+def test_the_table_says_who_proposed_and_what_one_round_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No spread of one round; proposed tokens by proposer, of all rounds."""
+    runs = [
+        SpeculativeRun(
+            "t", name, 8, 1.0, 0, 1, 1, 1, 0, None, True, proposed_by={} if name == "plain" else {"ngram": 5}
+        )
+        for name, *_ in POLICIES
+    ]
+    columns = [cell.strip() for cell in speculative_bench.markdown_head().splitlines()[0].split("|")]
+    spread, by = columns.index("spread"), columns.index("proposed by")
+    for found, shown, tokens in ((runs, "-", "ngram 5"), (runs * 2, "1.00-1.00", "ngram 10")):
+        rows = [[c.strip() for c in line.split("|")] for line in speculative_bench.markdown_lines(found)]
+        assert all(len(row) == len(columns) for row in rows)
+        assert {row[spread] for row in rows} == {shown}
+        assert [row[by] for row in rows] == ["-", *[tokens] * 4]
+    assert "One round proves nothing" in speculative_bench.remark(1)
+    assert "One round" not in speculative_bench.remark(3) and "share of memory" in speculative_bench.remark(3)
 
 
 def test_texts_are_compared_with_plain_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +315,8 @@ def test_texts_are_compared_with_plain_decodings(monkeypatch: pytest.MonkeyPatch
 
 def test_texts_that_there_are_not_are_named() -> None:
     result = CliRunner().invoke(strata, ["bench", "demo", "--speculative", "--texts", "code,poem"])
-    assert "'poem', there are code edit, JSON, prose, repeat" in str(result.exception)
+    assert "'poem'" in str(result.exception)
+    assert "remedy: choose from code edit, JSON, prose, repeat" in str(result.exception)
     result = CliRunner().invoke(strata, ["bench", "demo", "--texts", "code"])
     assert "--texts has an effect with --speculative only" in str(result.exception)
 

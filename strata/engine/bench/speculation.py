@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 
@@ -46,6 +46,7 @@ class SpeculativeRun:
     """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
 
     steps: seconds and tokens of each; same: whether the text is that of its round's plain decoding.
+    proposed_by: tokens of its drafts by who proposed them, by name.
     """
 
     workload: str
@@ -60,6 +61,7 @@ class SpeculativeRun:
     bandwidth: float | None
     same: bool
     steps: Sequence[tuple[float, int]] = ()
+    proposed_by: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -143,7 +145,7 @@ class SpeculativeBench:
         engine, speculator = self._engine, self._speculators[policy]
         engine.speculator = speculator
         before = self._limits
-        counted = _counts(speculator)
+        counted, proposed = _counts(speculator), _proposed(speculator)
         request, steps, read = self._decode(workload, tokens)
         after = self._limits = self._probe()
         forwards, brought, tested, accepted, lengths, verify, draft = (
@@ -165,6 +167,11 @@ class SpeculativeBench:
             bandwidth=bandwidth,
             same=True,
             steps=steps,
+            proposed_by={
+                name: count - proposed.get(name, 0)
+                for name, count in _proposed(speculator).items()
+                if count > proposed.get(name, 0)
+            },
         )
         return run, request.generated
 
@@ -187,6 +194,10 @@ class SpeculativeBench:
             steps.append((end - begin, now - known))
             begin, known = end, now
         return request, steps, engine.metrics.requests[request.request_id].decode.bytes
+
+
+def _proposed(speculator: Speculator | None) -> dict[str, int]:
+    return {} if speculator is None else dict(speculator.figures.proposed_by)
 
 
 def _counts(speculator: Speculator | None) -> tuple[float, ...]:
