@@ -160,7 +160,7 @@ class ByCosts:
         if not table.known:
             return
         owed = self._draft.settle() / table.plain if self._draft is not None else 0.0
-        if self._since_draft >= REST_AFTER and not owed:
+        if self._since_draft >= REST_AFTER and owed < REST_SHARE:
             self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         took = owed + (table.worst(rows) if rows > requests else 1.0)
         if self._by_draft or owed:

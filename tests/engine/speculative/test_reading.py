@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from simulated import ENDLESS, Drafts
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulated import ENDLESS, Drafts, Matches, decode, measured_cost
 
 from strata.core import Request
 from strata.engine.sampler import Sampler
-from strata.engine.speculative.costs import ByCosts
+from strata.engine.scheduler import Work
+from strata.engine.speculative.costs import REST_AFTER, ByCosts
 from strata.engine.speculative.draft_costs import DraftCosts
 from strata.engine.speculative.draft_length import LengthOptions
-from strata.engine.speculative.proposer import Ask
+from strata.engine.speculative.proposer import Ask, Proposal
 
 
 def test_what_is_not_read_costs_nothing() -> None:
@@ -28,3 +32,33 @@ def test_what_is_not_read_costs_nothing() -> None:
     policy._won = -5.0
     assert policy._caught_up([ask], [1], table, -0.5) == [0]
     assert policy._won == -5.0 and costs.spent == 0.0
+
+
+@dataclass
+class Followed(Drafts):
+    """Keeps up with the text, which takes a thousandth of a step."""
+
+    def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
+        self.now += 0.001
+
+
+@dataclass
+class Slow(Matches):
+    """Takes a twentieth of a step of `watch` to look, and counts how often it does."""
+
+    watch: Drafts | None = None
+    looks: int = 0
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        assert self.watch is not None
+        self.watch.now += 0.05
+        self.looks += 1
+        return super().propose(asks)
+
+
+def test_what_stands_in_for_a_draft_rests_too() -> None:
+    """A model of half a millisecond: looking for matches at every step would take a twentieth of the time."""
+    drafts = Followed(lambda request, position: False, seconds=2.0, reading=1.0)
+    spare = Slow(lambda request, position: False, watch=drafts)
+    decode(drafts, measured_cost("demo"), measured_cost("demo"), 512, spare=spare)
+    assert REST_AFTER < spare.looks < 200
