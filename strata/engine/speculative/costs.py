@@ -54,6 +54,7 @@ class ByCosts:
 
     A request is never slower than PROMISE of plain decoding, over what `promise` says (`ledger`), prompts
     and text that a draft model reads included. Only its reading may exceed that by what it won for others.
+    The work of choosing itself is in no ledger: some 40 us a step, which shows where a step takes 0.5 ms.
     """
 
     def __init__(

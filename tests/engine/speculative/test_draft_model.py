@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engines import GREEDY, make_engine, prompt_of
 from numpy.typing import NDArray
-from test_exact import LONG, facts, requests, run
+from test_exact import check_aborts_free_pages, facts, requests, run
 from tiny_model import VOCAB, TinyStore, moe_spec
 
 from strata.core import Batch, FinishReason, Request, SamplingParams
@@ -129,15 +129,7 @@ def test_an_abort_frees_the_pages_of_the_draft(cpu_decoders: dict[str, Decoder],
     assert engine.speculator is not None
     draft = engine.speculator.proposer
     assert isinstance(draft, DraftModel)
-    for name in "abc":
-        engine.add(Request(name, prompt_of(20, ord(name)), LONG))
-    for _ in range(5):
-        engine.step()
-    assert draft.pages.free < draft.pages.total
-    for name in "abc":
-        engine.abort(name)
-        engine.check_integrity()
-    assert draft.pages.free == draft.pages.total
+    check_aborts_free_pages(engine, draft.pages)
 
 
 def test_a_request_that_ends_with_its_first_token_leaves_no_pages(

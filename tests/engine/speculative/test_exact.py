@@ -17,6 +17,7 @@ from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ngram import NgramProposer
 from strata.engine.speculative.proposer import Ask, Proposal
 from strata.engine.speculative.speculator import Speculator
+from strata.memory.kv_pages import KvPages
 from strata.model.decoder import Decoder
 
 SAMPLED = SamplingParams(temperature=1.2, top_k=0, top_p=0.95, min_p=0.01, seed=7, max_tokens=30)
@@ -49,6 +50,19 @@ class Oracle:
     def forget(self, request_id: str) -> None: ...
 
     def check_integrity(self, running: set[str]) -> None: ...
+
+
+def check_aborts_free_pages(engine: Engine, pages: KvPages) -> None:
+    """Three requests are given up while a proposer holds pages for them; none may stay with it."""
+    for name in "abc":
+        engine.add(Request(name, prompt_of(20, ord(name)), LONG))
+    for _ in range(8):
+        engine.step()
+    assert pages.free < pages.total
+    for name in "abc":
+        engine.abort(name)
+        engine.check_integrity()
+    assert pages.free == pages.total
 
 
 def requests() -> list[Request]:

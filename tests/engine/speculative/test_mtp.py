@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from engines import GREEDY, make_engine, prompt_of
 from numpy.typing import NDArray
-from test_exact import LONG, facts, requests, run
+from test_exact import LONG, check_aborts_free_pages, facts, requests, run
 from tiny_model import TinyStore, moe_spec
 
 from strata.backends.base import KvSpec
@@ -205,15 +205,7 @@ def test_a_beginning_that_the_layer_never_saw(cpu_decoders: dict[str, Decoder]) 
 def test_aborts_free_its_pages(cpu_decoders: dict[str, Decoder]) -> None:
     engine = with_layer(cpu_decoders["moe"], layer_of(cpu_decoders["moe"]))
     proposer = proposer_of(engine)
-    for name in "abc":
-        engine.add(Request(name, prompt_of(20, ord(name)), LONG))
-    for _ in range(8):
-        engine.step()
-    assert proposer.pages.free < proposer.pages.total
-    for name in "abc":
-        engine.abort(name)
-        engine.check_integrity()
-    assert proposer.pages.free == proposer.pages.total
+    check_aborts_free_pages(engine, proposer.pages)
 
 
 def test_what_does_not_fit_goes_on_without_drafts(cpu_decoders: dict[str, Decoder]) -> None:
