@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from strata.backends.hybrid.backend import HybridBackend
 from strata.config import Config
@@ -20,14 +24,16 @@ from strata.engine.bench.speculation import (
 )
 from strata.engine.load import load_engine
 from strata.engine.speculative.make import SpeculationOptions, make_proposer
-from strata.errors import IncompleteError, UsageError
-from strata.interfaces.hardware import device_run, remembered_machine
+from strata.errors import CapacityError, IncompleteError, UsageError
+from strata.hardware.profile import HardwareProfile
+from strata.interfaces.hardware import device_run, remembered_machine, with_device
 from strata.interfaces.planning import plan_run
 from strata.interfaces.speculation import speculation_options
 from strata.interfaces.stores import store_path
 from strata.interfaces.tokenizer import Tokenizer
 from strata.model.footprint import contents_of_store, footprint
 from strata.plan.decode_cost import DecodeCost
+from strata.plan.plan import Plan
 from strata.store.manifest import read_manifest
 
 _CODE = """def total_price(items, tax):
@@ -59,8 +65,8 @@ _TEXTS = (
     ("JSON", f'{{"parts": [\n{_JSON}  {{"id": 9, "name": "part 9", "price": 9.50,'),
     ("prose", "The road went down to the river, where an old man sat and mended his nets. He said that"),
 )
-_HEADS = ("text", "drafts", "t/s", "of plain", "spread", "slowest 64", "tokens/forward", "accepted", "length",
-          "proposed by", "draft time", "GB/s", "of memory", "same text")  # fmt: skip
+_HEADS = ("text", "drafts", "t/s", "of plain", "error", "spread", "slowest 64", "tokens/forward", "accepted",
+          "length", "proposed by", "draft time", "GB/s", "of memory", "same text")  # fmt: skip
 _LONGEST_PROMPT = 1024
 
 
@@ -77,17 +83,18 @@ class SpeculativeBenchmark:
                 f"{manifest.spec.context}",
                 remedy="choose a smaller -n",
             )
-        self.machine = remembered_machine()
-        self.plan = plan_run(path, config, self.machine, context=_LONGEST_PROMPT + tokens, requests=1)
+        self.machine = with_device(remembered_machine(), config)
+        device = device_run(config, self.machine)
+        self.plan, self.alone = _plan(path, config, self.machine, tokens, device is not None)
         tokenizer = _tokenizer(path)
         self._engine = engine = load_engine(
             path,
-            self.plan,
+            _for_one(self.plan),
             backend=config.backend.name,
             activations=config.backend.activations,
             valid_tokens=tokenizer.vocab_size if tokenizer else None,
             share_prefixes=False,  # every run computes its own prompt
-            device=device_run(config, self.machine),
+            device=device,
         )
         asked = SpeculationOptions(self.machine)
         if tokenizer is not None:
@@ -98,7 +105,10 @@ class SpeculativeBenchmark:
         self.proposer = proposer.name
         model = footprint(contents_of_store(manifest), engine.kv)
         estimate = DecodeCost(model, self.plan, self.machine)
-        self._bench = SpeculativeBench(engine, proposer, estimate, limits_probe(backend), asked.promise)
+        probe = limits_probe(backend)
+        self._bench = SpeculativeBench(
+            engine, proposer, estimate, probe, asked.promise, in_turns=not self.alone
+        )
         self.tokens = tokens
         self.workloads = scripted_workloads(engine.options.valid_tokens, tokens)
         if tokenizer is not None:
@@ -111,6 +121,28 @@ class SpeculativeBenchmark:
         """The runs of each workload, as they are done."""
         for workload in self.workloads:
             yield list(self._bench.runs(workload, self.tokens, repeats))
+
+
+def _plan(
+    path: Path, config: Config, machine: HardwareProfile, tokens: int, device: bool
+) -> tuple[Plan, str]:
+    """With KV pages for all policies at once, and ""; or else for one, and why."""
+    plan = partial(plan_run, path, config, machine, context=_LONGEST_PROMPT + tokens)
+    if device:
+        return plan(requests=1), "a device's memory is cut for one KV cache"
+    try:
+        found = plan(requests=len(POLICIES))
+    except CapacityError:
+        found = None
+    if found is None or (found.draft is not None and not found.draft.pages):
+        return plan(requests=1), f"there is no room for {len(POLICIES)} KV caches"
+    return found, ""
+
+
+def _for_one(plan: Plan) -> Plan:
+    """The same with KV pages for one request only, as each engine has them."""
+    kv, count = plan.kv, plan.kv.requests
+    return replace(plan, kv=replace(kv, requests=1, pages=kv.pages // count, nbytes=kv.nbytes // count))
 
 
 def _chosen(workloads: Sequence[Workload], texts: Sequence[str]) -> list[Workload]:
@@ -138,22 +170,26 @@ def markdown_head() -> str:
 
 
 def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
-    """One line per policy: medians. `of plain` compares each run with the plain one of its round; `spread`:
-    the least and the most of that, of several rounds; `slowest 64`: so many steps in a row of any round, by
-    that plain run."""
+    """One line per policy: speeds and `of plain` of all rounds together, figures of drafts as medians.
+
+    `error`: the standard error of `of plain`; `spread`: the least and the most of one round; `slowest 64`: so
+    many steps in a row of any round, as a part of plain decoding's speed.
+    """
     lines = []
     for name, *_ in POLICIES:
         mine = [run for run in runs if run.policy == name]
         memory = [run.bytes / run.seconds / run.bandwidth for run in mine if run.bandwidth]
+        ratio = compare(runs, name)
         cells = (
             mine[0].workload,
             name,
-            f"{_median(run.tokens_per_second for run in mine):.1f}",
-            f"{median(ratios(runs, name)):.2f}",
-            _spread(ratios(runs, name)),
+            f"{sum(run.tokens for run in mine) / sum(run.seconds for run in mine):.1f}",
+            f"{ratio.total:.3f}",
+            f"{ratio.error:.3f}" if ratio.error is not None else "-",
+            f"{min(ratio.rounds):.2f}-{max(ratio.rounds):.2f}" if len(mine) > 1 else "-",
             _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
-            "-" if name == "plain" else f"{100 * _median(run.acceptance for run in mine):.0f} %",
+            "-" if name.startswith("plain") else f"{100 * _median(run.acceptance for run in mine):.0f} %",
             f"{_median(run.mean_length for run in mine):.1f}",
             _proposers(mine),
             f"{100 * _median(run.draft_share for run in mine):.0f} %",
@@ -165,16 +201,17 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
     return lines
 
 
-def remark(repeats: int) -> str:
-    """What the table does not prove, for the line below it."""
-    disturbed = "whose plain line has a share of memory far below those of other texts' plain lines"
-    if repeats == 1:
-        return f"One round proves nothing (choose -r 3), and least of all of a text {disturbed}."
-    return f"Nothing is proven of a text {disturbed}: other programs ran."
-
-
-def _spread(found: Sequence[float]) -> str:
-    return f"{min(found):.2f}-{max(found):.2f}" if len(found) > 1 else "-"
+def remark(repeats: int, alone: str = "") -> str:
+    """How it was measured and what that does not prove, for the line below the table. alone: why policies
+    took no turns."""
+    noise = 'How far "plain again" is from 1 is how far all ratios may err.'
+    if alone:
+        return (
+            f"Each policy ran by itself, one after the other, because {alone}: the machine may have changed "
+            f"between them. {noise}"
+        )
+    few = " One round has no standard error (choose -r 3)." if repeats == 1 else ""
+    return f"All policies took turns at the same tokens. {noise}{few}"
 
 
 def _proposers(runs: Sequence[SpeculativeRun]) -> str:
@@ -185,25 +222,44 @@ def _proposers(runs: Sequence[SpeculativeRun]) -> str:
     return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "-"
 
 
-def ratios(runs: Sequence[SpeculativeRun], policy: str) -> list[float]:
-    """Speed of a policy as a part of plain decoding's, round by round."""
-    plain = [run.tokens_per_second for run in runs if run.policy == "plain"]
-    mine = [run.tokens_per_second for run in runs if run.policy == policy]
-    return [speed / base for speed, base in zip(mine, plain, strict=True)]
+class Ratio(NamedTuple):
+    """Speed as a part of plain decoding's. total: of all rounds' time; error: its standard error, None of one
+    round; rounds: of each."""
+
+    total: float
+    error: float | None
+    rounds: list[float]
+
+
+def compare(runs: Sequence[SpeculativeRun], policy: str) -> Ratio:
+    """A policy with plain decoding, round by round and in all."""
+    pairs = _pairs(runs, policy)
+    mine = np.array([run.seconds / run.tokens for run, _ in pairs])
+    plain = np.array([base.seconds / base.tokens for _, base in pairs])
+    total = float(plain.sum() / mine.sum())
+    error = None
+    if len(pairs) > 1:
+        apart = plain - total * mine
+        error = float(np.sqrt((apart @ apart) / (len(pairs) * (len(pairs) - 1))) / mine.mean())
+    return Ratio(total, error, (plain / mine).tolist())
+
+
+def _pairs(runs: Sequence[SpeculativeRun], policy: str) -> list[tuple[SpeculativeRun, SpeculativeRun]]:
+    """A policy's runs, each with its round's plain one."""
+    plain = [run for run in runs if run.policy == POLICIES[0][0]]
+    return list(zip((run for run in runs if run.policy == policy), plain, strict=True))
 
 
 def _slowest(runs: Sequence[SpeculativeRun], policy: str) -> str:
-    """A plain run's, too, which says how far speeds vary without any draft."""
-    plain = [run.tokens_per_second for run in runs if run.policy == "plain"]
-    mine = [run.slowest() for run in runs if run.policy == policy]
-    found = [speed / base for speed, base in zip(mine, plain, strict=True) if speed is not None]
-    return f"{min(found):.2f}" if found else "-"
+    found = [run.slowest(base) for run, base in _pairs(runs, policy)]
+    return min((f"{speed:.2f}" for speed in found if speed is not None), default="-")
 
 
 def to_json(bench: SpeculativeBenchmark, results: Sequence[Sequence[SpeculativeRun]]) -> dict[str, Any]:
     """Every single run."""
     runs = [{**asdict(run), "tokens_per_second": run.tokens_per_second} for each in results for run in each]
-    return {"model": bench.model, "proposer": bench.proposer, "tokens": bench.tokens, "runs": runs}
+    named = {"model": bench.model, "proposer": bench.proposer, "tokens": bench.tokens}
+    return {**named, "in_turns": not bench.alone, "runs": runs}
 
 
 def _median(values: Iterable[float]) -> float:

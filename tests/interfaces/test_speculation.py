@@ -1,4 +1,4 @@
-"""Speculative decoding as users meet it: flags, figures, refusals, the benchmark."""
+"""Speculative decoding as users meet it: flags, figures, refusals."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from told_drafts import Told
 
 from strata.config import Override, load_config
 from strata.core import Request, SamplingParams
-from strata.engine.bench.figures import Limits
-from strata.engine.bench.speculation import ORDER, POLICIES, SpeculativeBench, SpeculativeRun, Workload
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.figures import SpeculationFigures
 from strata.engine.speculative.ngram import NgramProposer
 from strata.engine.speculative.speculator import Speculator
 from strata.errors import ConfigError
 from strata.hardware.profile import HardwareProfile
-from strata.interfaces import speculative_bench, start
+from strata.interfaces import start
 from strata.interfaces.bundled import model_path
 from strata.interfaces.cli import strata
 from strata.interfaces.hardware import remembered_machine
@@ -263,67 +261,3 @@ def test_plan_shows_the_draft() -> None:
 def test_off_means_off(machine: HardwareProfile) -> None:
     for options in ({"use": "off"}, {"most": "0"}):
         assert open_model(load_config(None, configured(**options)), machine).engine.speculator is None
-
-
-def test_the_benchmark_compares_equal_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every policy on every text; the text is the same with all. The memory's speed is not measured."""
-    monkeypatch.setattr(speculative_bench, "limits_probe", lambda backend: Limits)
-    command = ["bench", "demo", "--speculative", "-n", "24", "-r", "1", "--texts", "code,repeat"]
-    result = CliRunner().invoke(strata, [*command, "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert {run["policy"] for run in found["runs"]} == {name for name, *_ in POLICIES} == set(ORDER)
-    assert {run["workload"] for run in found["runs"]} == {"code edit", "repeat (scripted)"}
-    assert all(sum(tokens for _, tokens in run["steps"]) == run["tokens"] for run in found["runs"])
-    assert all(run["same"] for run in found["runs"])
-    assert all(set(run["proposed_by"]) == {"ngram"} for run in found["runs"] if run["policy"] == "fixed 8")
-    repeated = [run for run in found["runs"] if run["workload"].startswith("repeat")]
-    assert all(run["tokens_per_forward"] > 2 for run in repeated if run["policy"].startswith("fixed"))
-
-
-def test_the_table_says_who_proposed_and_what_one_round_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No spread of one round; proposed tokens by proposer, of all rounds."""
-    runs = [
-        SpeculativeRun(
-            "t", name, 8, 1.0, 0, 1, 1, 1, 0, None, True, proposed_by={} if name == "plain" else {"ngram": 5}
-        )
-        for name, *_ in POLICIES
-    ]
-    columns = [cell.strip() for cell in speculative_bench.markdown_head().splitlines()[0].split("|")]
-    spread, by = columns.index("spread"), columns.index("proposed by")
-    for found, shown, tokens in ((runs, "-", "ngram 5"), (runs * 2, "1.00-1.00", "ngram 10")):
-        rows = [[c.strip() for c in line.split("|")] for line in speculative_bench.markdown_lines(found)]
-        assert all(len(row) == len(columns) for row in rows)
-        assert {row[spread] for row in rows} == {shown}
-        assert [row[by] for row in rows] == ["-", *[tokens] * 4]
-    assert "One round proves nothing" in speculative_bench.remark(1)
-    assert "One round" not in speculative_bench.remark(3) and "share of memory" in speculative_bench.remark(3)
-
-
-def test_texts_are_compared_with_plain_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever run comes first: where that one went wrong, it is the one that is told."""
-    found = iter([*("a" if name == "fixed 4" else "b" for name in ORDER)])
-
-    def run(self: object, workload: object, policy: str, tokens: int) -> tuple[SpeculativeRun, str]:
-        return SpeculativeRun("", policy, 1, 1, 0, 1, 1, 1, 0, None, True), next(found)
-
-    monkeypatch.setattr(SpeculativeBench, "_run", run)
-    bench = SpeculativeBench(None, NgramProposer(), lambda rows, **at: 1.0, Limits)  # type: ignore[arg-type]
-    runs = list(bench.runs(Workload("", [1]), 1, 1))
-    assert {run.policy: run.same for run in runs} == {name: name != "fixed 4" for name in ORDER}
-
-
-def test_texts_that_there_are_not_are_named() -> None:
-    result = CliRunner().invoke(strata, ["bench", "demo", "--speculative", "--texts", "code,poem"])
-    assert "'poem'" in str(result.exception)
-    assert "remedy: choose from code edit, JSON, prose, repeat" in str(result.exception)
-    result = CliRunner().invoke(strata, ["bench", "demo", "--texts", "code"])
-    assert "--texts has an effect with --speculative only" in str(result.exception)
-
-
-def test_the_slowest_steps_in_a_row() -> None:
-    """Of 2 steps: a token in 1.1 + 1.9 seconds, 3 in the fastest."""
-    steps = [(1.0, 1), (0.1, 1), (1.9, 1), (1.1, 0), (0.5, 2)]
-    run = SpeculativeRun("", "", 5, 4.6, 0, 1, 1, 1, 0, None, True, steps)
-    assert run.slowest(2) == pytest.approx(1 / 3.0)
-    assert run.slowest(5) == pytest.approx(5 / 4.6) and run.slowest(6) is None

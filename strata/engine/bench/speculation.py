@@ -1,15 +1,19 @@
-"""Plain decoding beside drafts of several lengths, on one engine, text by text, taking turns."""
+"""Plain decoding beside drafts of several lengths, text by text, in turns."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
 from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
 
 from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Limits
+from strata.engine.bench.turns import Decoding, Turns
 from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
@@ -20,16 +24,17 @@ from strata.engine.speculative.proposer import Proposer
 from strata.engine.speculative.speculator import Speculator
 from strata.engine.speculative.step_times import Estimate
 
+F64 = NDArray[np.float64]
 POLICIES: tuple[tuple[str, LengthOptions | None, bool], ...] = (
     ("plain", None, False),
+    ("plain again", None, False),
     ("fixed 4", LengthOptions(4, fixed=True), False),
     ("fixed 8", LengthOptions(8, fixed=True), False),
     ("dynamic", LengthOptions(), False),
     ("cost-aware", LengthOptions(), True),
 )
-"""Name, lengths of drafts (None: no drafts), and whether what steps cost cuts them."""
-ORDER = ("fixed 4", "cost-aware", "plain", "dynamic", "fixed 8")
-"""Of a round: none is far from the plain run that it is compared with."""
+"""Name, lengths of drafts (None: no drafts), and whether what steps cost cuts them. The first one is what all
+are compared with; what the second one is worth by that, which is 1, says how far the figures err."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class SpeculativeRun:
     """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
 
     steps: seconds and tokens of each; same: whether the text is that of its round's plain decoding.
-    proposed_by: tokens of its drafts by who proposed them, by name.
+    proposed_by: tokens of its drafts by who proposed them, by name. in_turns: beside the others of its round,
+    slice by slice; else after one and before another.
     """
 
     workload: str
@@ -62,20 +68,33 @@ class SpeculativeRun:
     same: bool
     steps: Sequence[tuple[float, int]] = ()
     proposed_by: Mapping[str, int] = field(default_factory=dict)
+    in_turns: bool = True
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole answer but its first token."""
         return self.tokens / self.seconds
 
-    def slowest(self, width: int = WINDOW) -> float | None:
-        """Tokens per second of the slowest `width` steps in a row; None where there were fewer."""
-        times = [0.0, *accumulate(seconds for seconds, _ in self.steps)]
-        tokens = [0, *accumulate(count for _, count in self.steps)]
-        ends = range(width, len(times))
-        return min(
-            ((tokens[i] - tokens[i - width]) / (times[i] - times[i - width]) for i in ends), default=None
-        )
+    def slowest(self, plain: SpeculativeRun, width: int = WINDOW) -> float | None:
+        """The slowest `width` steps in a row, as a part of plain decoding's speed; None: there were fewer.
+
+        plain: of the same round; what took turns is compared with its time for the same tokens, else with
+        its mean speed.
+        """
+        if len(self.steps) < width:
+            return None
+        tokens, times = _progress(self.steps)
+        other = tokens * (plain.seconds / plain.tokens)
+        if self.in_turns:
+            other = np.interp(tokens, *_progress(plain.steps))
+        return float(np.min((other[width:] - other[:-width]) / (times[width:] - times[:-width])))
+
+
+def _progress(steps: Sequence[tuple[float, int]]) -> tuple[F64, F64]:
+    """Tokens and seconds before the first step and after each."""
+    table = np.array([(0, 0.0), *((tokens, seconds) for seconds, tokens in steps)])
+    tokens, seconds = np.cumsum(table, axis=0).T
+    return tokens, seconds
 
 
 class ScriptedTokens(Sampler):
@@ -106,8 +125,23 @@ def scripted_workloads(vocabulary: int, tokens: int, seed: int = 0) -> list[Work
     ]
 
 
+@dataclass
+class _Contestant:
+    """A policy and who decodes by it. counts, proposed: the speculator's figures when its text began."""
+
+    policy: str
+    speculator: Speculator | None
+    engine: Engine
+    counts: tuple[float, ...] = ()
+    proposed: Mapping[str, int] = field(default_factory=dict)
+
+
 class SpeculativeBench:
-    """Measures on an idle engine that shares no prefixes. A policy keeps what it learnt between its runs."""
+    """Measures on an idle engine that shares no prefixes. A policy keeps what it learnt between its runs.
+
+    in_turns: with an engine for every policy, each with a KV cache as large as that one's; else all policies
+    use the one engine, one after the other. proposer: has room for as many requests as there are policies.
+    """
 
     def __init__(
         self,
@@ -116,84 +150,92 @@ class SpeculativeBench:
         estimate: Estimate,
         probe: Callable[[], Limits],
         promise: Promise = "request",
+        *,
+        in_turns: bool = True,
     ) -> None:
-        self._engine, self._probe = engine, probe
-        self._speculators: dict[str, Speculator | None] = {}
+        self._probe, self._in_turns = probe, in_turns
+        self._contestants: list[_Contestant] = []
         for name, lengths, costs in POLICIES:
-            known, spare = (estimate, spare_for(proposer)) if costs else (None, None)
-            self._speculators[name] = (
-                None
-                if lengths is None
-                else Speculator(proposer, lengths, known, time.perf_counter, promise, spare)
-            )
+            speculator = None
+            if lengths is not None:
+                known, spare = (estimate, spare_for(proposer)) if costs else (None, None)
+                speculator = Speculator(proposer, lengths, known, time.perf_counter, promise, spare)
+            own = Engine(engine.decoder, engine.options) if in_turns and self._contestants else engine
+            self._contestants.append(_Contestant(name, speculator, own))
+        self._turns = Turns(len(POLICIES))
         self._started = 0
         self._limits = Limits()
 
     def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
-        """Every policy in turn, `repeats` times over, there and back: what changes on the machine, slowly or
-        at once, meets all of them."""
+        """All policies, `repeats` times over. The probe after a round is the one before the next."""
         self._limits = self._probe()
-        for turn in range(repeats):
-            order = ORDER if turn % 2 == 0 else reversed(ORDER)
-            found = [self._run(workload, name, tokens) for name in order]
-            plain = next(text for run, text in found if run.policy == "plain")
-            for run, text in found:
-                yield replace(run, same=text == plain)
+        for _ in range(repeats):
+            decode = self._side_by_side if self._in_turns else self._one_by_one
+            found = decode(workload, tokens)
+            text = found[0][0].request.generated
+            for contestant, (decoding, bandwidth) in zip(self._contestants, found, strict=True):
+                same = decoding.request.generated == text
+                yield self._run(contestant, workload.name, decoding, bandwidth, same)
 
-    def _run(self, workload: Workload, policy: str, tokens: int) -> tuple[SpeculativeRun, list[int]]:
-        """And the text; `same` is for `runs` to say. The probe after a run is the one before the next."""
-        engine, speculator = self._engine, self._speculators[policy]
+    def _side_by_side(self, workload: Workload, tokens: int) -> list[tuple[Decoding, float | None]]:
+        """Every policy's text, and the memory's bandwidth meanwhile."""
+        found = [self._begin(each, workload, tokens) for each in self._contestants]
+        self._turns.take(found, found[0])
+        bandwidth = self._bandwidth()
+        return [(each, bandwidth) for each in found]
+
+    def _one_by_one(self, workload: Workload, tokens: int) -> list[tuple[Decoding, float | None]]:
+        """What changes on the machine, slowly or at once, meets all of them, but in different rounds."""
+        found: dict[int, tuple[Decoding, float | None]] = {}
+        for place in self._turns.order():
+            decoding = self._begin(self._contestants[place], workload, tokens)
+            decoding.advance()
+            found[place] = decoding, self._bandwidth()
+        return [found[place] for place in sorted(found)]
+
+    def _bandwidth(self) -> float | None:
+        """Of the latest probe and a new one; None where nothing can be measured."""
+        before, after = self._limits, self._probe()
+        self._limits = after
+        return (before.bandwidth + after.bandwidth) / 2 if before.bandwidth and after.bandwidth else None
+
+    def _begin(self, contestant: _Contestant, workload: Workload, tokens: int) -> Decoding:
+        """Computes the prompt."""
+        engine, speculator = contestant.engine, contestant.speculator
         engine.speculator = speculator
-        before = self._limits
-        counted, proposed = _counts(speculator), _proposed(speculator)
-        request, steps, read = self._decode(workload, tokens)
-        after = self._limits = self._probe()
-        forwards, brought, tested, accepted, lengths, verify, draft = (
-            now - then for now, then in zip(_counts(speculator), counted, strict=True)
-        )
-        bandwidth = None
-        if before.bandwidth and after.bandwidth:
-            bandwidth = (before.bandwidth + after.bandwidth) / 2
-        run = SpeculativeRun(
-            workload=workload.name,
-            policy=policy,
-            tokens=len(request.generated) - 1,
-            seconds=sum(seconds for seconds, _ in steps),
-            bytes=read,
-            tokens_per_forward=brought / forwards if forwards else 1.0,
-            acceptance=accepted / tested if tested else 0.0,
-            mean_length=lengths / forwards if forwards else 0.0,
-            draft_share=draft / (draft + verify) if draft + verify else 0.0,
-            bandwidth=bandwidth,
-            same=True,
-            steps=steps,
-            proposed_by={
-                name: count - proposed.get(name, 0)
-                for name, count in _proposed(speculator).items()
-                if count > proposed.get(name, 0)
-            },
-        )
-        return run, request.generated
-
-    def _decode(self, workload: Workload, tokens: int) -> tuple[Request, list[tuple[float, int]], float]:
-        """The answered request, seconds and tokens of the steps after its first token, bytes they read."""
-        engine = self._engine
+        contestant.counts, contestant.proposed = _counts(speculator), _proposed(speculator)
         self._started += 1
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
         request = Request(f"speculation {self._started}", list(workload.prompt), sampling)
         sampler = None
         if workload.script is not None:
             sampler = ScriptedTokens(engine.options.valid_tokens, len(workload.prompt), workload.script)
-        engine.add(request, sampler)
-        while engine.busy and not engine.step():
-            pass
-        steps, known, begin = [], len(request.tokens), time.perf_counter()
-        while engine.busy:
-            engine.step()
-            end, now = time.perf_counter(), len(request.tokens)
-            steps.append((end - begin, now - known))
-            begin, known = end, now
-        return request, steps, engine.metrics.requests[request.request_id].decode.bytes
+        return Decoding(engine, request, sampler)
+
+    def _run(
+        self, contestant: _Contestant, workload: str, decoding: Decoding, bandwidth: float | None, same: bool
+    ) -> SpeculativeRun:
+        """A text that is over."""
+        speculator, engine = contestant.speculator, contestant.engine
+        forwards, brought, tested, accepted, lengths, verify, draft = (
+            now - then for now, then in zip(_counts(speculator), contestant.counts, strict=True)
+        )
+        return SpeculativeRun(
+            workload=workload,
+            policy=contestant.policy,
+            tokens=decoding.tokens,
+            seconds=decoding.seconds,
+            bytes=engine.metrics.requests[decoding.request.request_id].decode.bytes,
+            tokens_per_forward=brought / forwards if forwards else 1.0,
+            acceptance=accepted / tested if tested else 0.0,
+            mean_length=lengths / forwards if forwards else 0.0,
+            draft_share=draft / (draft + verify) if draft + verify else 0.0,
+            bandwidth=bandwidth,
+            same=same,
+            steps=decoding.steps,
+            proposed_by=dict(Counter(_proposed(speculator)) - Counter(contestant.proposed)),
+            in_turns=self._in_turns,
+        )
 
 
 def _proposed(speculator: Speculator | None) -> dict[str, int]:

@@ -105,9 +105,11 @@ def command(
 
     --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by the
     rule of recent acceptance ("dynamic"), and cut to what pays ("cost-aware"), in -r rounds; n-grams propose,
-    or the model of -md, which n-grams replace where it does not pay ("proposed by"). Each run is compared
-    with the plain one of its round: the median, and the least and most (spread). "slowest 64"
-    are the slowest 64 steps in a row of any round; how slow those of plain runs are is the machine's noise.
+    or the model of -md, which n-grams replace where it does not pay ("proposed by"). In a round all decode
+    the same tokens in turns, 10 ms at a time, so that what else the machine does meets all alike: "of plain"
+    compares their time in all rounds, with its standard error and the least and most of a round (spread),
+    "slowest 64" the slowest 64 steps in a row of any round with plain decoding's time for the same tokens.
+    How far "plain again" is from 1 is what is left of the machine's noise.
 
     --dry-launch computes nothing: it counts what decoding steps ask of a card's driver, per layer and step.
 
@@ -211,7 +213,7 @@ def _compare_drafts(config: Any, tokens: int, repeats: int, texts: list[str], as
     for runs in bench.results(repeats):
         for line in speculative_bench.markdown_lines(runs):
             click.echo(printable(line))
-    click.echo(f"\n{speculative_bench.remark(repeats)}")
+    click.echo(f"\n{speculative_bench.remark(repeats, bench.alone)}")
 
 
 def _count_launches(config: Any, streams: list[int], launch_seconds: float, as_json: bool) -> None:
