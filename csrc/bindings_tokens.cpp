@@ -15,6 +15,7 @@
 
 #include "bindings_kv.h"
 #include "cpu/attention.h"
+#include "cpu/best_logits.h"
 #include "cpu/cpu.h"
 #include "cpu/heads.h"
 #include "cpu/kv_append.h"
@@ -206,6 +207,26 @@ void py_attention(Cpu& cpu, KvCache& cache, size_t layer, const std::vector<Sequ
     attention(cpu, args, view, views.data(), views.size(), q.data(), result);
 }
 
+// Values and ids of the best, or None where best_logits.h says so.
+py::object py_best_logits(Cpu& cpu, const F32& logits, size_t columns, size_t count) {
+    require(logits.ndim() == 2, "best_logits", "rank of the logits", static_cast<size_t>(logits.ndim()), 2);
+    const size_t rows = static_cast<size_t>(logits.shape(0)), stride = static_cast<size_t>(logits.shape(1));
+    require(columns <= stride, "best_logits", "columns that count", columns, stride);
+    require(count >= 1 && count <= columns, "best_logits", "logits wanted of a row", count, columns);
+    F32 values({rows, count});
+    I32 ids({rows, count});
+    float* best = values.mutable_data();
+    int32_t* places = ids.mutable_data();
+    bool sound = false;
+    {
+        const py::gil_scoped_release release;
+        const OpGuard guard(cpu);
+        sound = best_logits(cpu, logits.data(), rows, stride, columns, count, best, places);
+    }
+    if (!sound) return py::none();
+    return py::make_tuple(std::move(values), std::move(ids));
+}
+
 }  // namespace
 
 void bind_token_ops(py::module_& m) {
@@ -220,6 +241,8 @@ void bind_token_ops(py::module_& m) {
           py::arg("interleaved"));
     m.def("route", &py_route, py::arg("cpu"), raw("logits"), py::arg("spec"), raw("select_bias").none(true),
           raw("ids"), raw("weights"));
+    m.def("best_logits", &py_best_logits, py::arg("cpu"), raw("logits"), py::arg("columns"),
+          py::arg("count"));
     m.def("attention", &py_attention, py::arg("cpu"), py::arg("cache"), py::arg("layer"),
           py::arg("sequences"), raw("q"), raw("k"), raw("v").none(true), py::arg("heads"), py::arg("scale"),
           py::arg("window"), raw("sinks").none(true), raw("out"));

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -108,7 +109,7 @@ class KvSpec:
             return 0
         return -(-dim // self.group) if self.group else 1
 
-    @property
+    @cached_property  # it is asked for after every step
     def layer_bytes(self) -> int:
         """Bytes of one layer of a page: keys, values, int8's scales of both, with all their padding.
 
@@ -177,6 +178,8 @@ class Backend(Protocol):
     name: str
     most_best: int = 0
     """Logits of a row that `best_logits` and `verify_drafts` choose from at most; 0: read all of them."""
+    draws: bool = False
+    """Whether `verify_drafts` ever decides."""
 
     def supports(self, op: str, fmt: str) -> bool:
         """Whether `op` (a method name) works with weight format (or KV dtype) `fmt`."""

@@ -37,16 +37,16 @@ class ComposedOps(Backend):
 
     def run_layers(self, residual: Array, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
         """Attention, then the FFN or the experts of the router's choice, layer after layer."""
-        routes = Routes({}, {})
+        ids, used = dict[int, NDArray[np.int32]](), dict[int, int]()
         for index, layer in enumerate(layers):
             self.attend(residual, layer.attention, cache, batch)
             if isinstance(layer.ffn, FeedForward):
                 self.feed_forward(residual, layer.ffn)
             else:
                 routing = self.choose_experts(residual, layer.ffn.router)
-                routes.ids[index], routes.used[index] = routing.ids, len(np.unique(routing.ids))
+                ids[index], used[index] = routing.ids, len(np.unique(routing.ids))
                 self.apply_experts(residual, routing, layer.ffn.experts)
-        return routes
+        return Routes(ids, used)
 
     def attend(self, residual: Array, part: Attention, cache: Any, batch: Batch) -> None:
         """Norm, attention, output projection; the branch joins the residual."""

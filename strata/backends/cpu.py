@@ -31,6 +31,7 @@ class CpuBackend(TieredOps):
     """See `base.Backend` for what each op does."""
 
     name = "cpu"
+    most_best = 256  # of more, what a thread keeps of its columns is a sort of its own
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from strata.backends.parts import (
     Router,
     Routes,
     Routing,
+    StackedIds,
 )
 from strata.core import Batch
 from strata.plan.spec import RopeSpec
@@ -46,7 +47,7 @@ class LayerOps(TokenOps, WeightOps):
         handle, routed = self._layers_handle(layers)
         step = self._step_of(batch, cache, layers[0].attention.spec.rope)
         ids, used = self.ops.run_layers(self.cpu, handle, step, residual, self.exact)
-        return Routes(dict(zip(routed, ids, strict=True)), dict(zip(routed, used.tolist(), strict=True)))
+        return Routes(StackedIds(routed, ids), dict(zip(routed, used, strict=True)))
 
     def attend(self, residual: F32, part: Attention, cache: CpuKvCache, batch: Batch) -> None:
         """residual += attention."""
@@ -103,7 +104,7 @@ class LayerOps(TokenOps, WeightOps):
         """The batch for C++: made and checked once, not once per layer."""
         made = self._step
         if made is None or made[0] is not batch or made[1] is not cache or made[2] is not rope:
-            tables = self._rope.tables(rope, batch.positions)
+            tables = self._rope.of(rope, batch)
             step = self.ops.Step(cache.handle, self._sequences_of(batch), batch.rows, *tables)
             made = self._step = (batch, cache, rope, step)
         return made[3]

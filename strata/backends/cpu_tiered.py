@@ -61,7 +61,7 @@ class TieredOps(LayerOps, ComposedOps):
             return self._sum_experts(Routing(x, ids, weights), bank, gating, wanted, arriving)
 
     def _run_tiered(self, residual: F32, layers: Sequence[Layer], cache: CpuKvCache, batch: Batch) -> Routes:
-        routes = Routes({}, {})
+        ids, used = dict[int, NDArray[np.int32]](), dict[int, int]()
         for index, layer in enumerate(layers):
             self.attend(residual, layer.attention, cache, batch)
             if isinstance(layer.ffn, FeedForward):
@@ -69,10 +69,10 @@ class TieredOps(LayerOps, ComposedOps):
                 continue
             routing = self.choose_experts(residual, layer.ffn.router)
             wanted = np.unique(routing.ids)
-            routes.ids[index], routes.used[index] = routing.ids, len(wanted)
+            ids[index], used[index] = routing.ids, len(wanted)
             following = layers[index + 1] if index + 1 < len(layers) else None
             self._apply_tiered(residual, routing, layer.ffn.experts, wanted.tolist(), following)
-        return routes
+        return Routes(ids, used)
 
     def _apply_tiered(
         self, residual: F32, routing: Routing, part: Experts, wanted: list[int], following: Layer | None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.backends.base import KvSpec
+from strata.backends.base import BestLogits, KvSpec
 from strata.backends.cpu_kv import CpuKvCache
 from strata.backends.parts import AttentionCall
 from strata.backends.rope import rope_tables
@@ -18,15 +18,54 @@ from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 F32 = NDArray[np.float32]
 
 
+Tables = tuple[F32, F32]
+
+_BLOCK, _LONGEST = 64, 32
+"""Positions of a kept block, and rows of one request that are taken from it: it has so many more positions,
+so that they never lie in two."""
+_MOST_BLOCKS = 256
+"""Of one model; 12 MB of 128 rotated elements."""
+
+
 class RopeCache:
-    """Tables of the batch at hand: every layer, queries and keys alike, rotates with the same ones."""
+    """Tables of rotation, cos and sin f32 [rows, rotary_dim / 2], that somebody may want again.
+
+    Those of a step of few rows are parts of kept blocks of positions: the next steps go on from there. Of
+    others, those of the batch at hand: every layer, queries and keys alike, rotates with the same ones.
+    """
 
     def __init__(self) -> None:
         self._positions = b""
-        self._tables: dict[RopeSpec, tuple[F32, F32]] = {}
+        self._tables: dict[RopeSpec, Tables] = {}
+        self._kept: dict[RopeSpec, dict[int, Tables]] = {}
+        self._latest: tuple[RopeSpec, dict[int, Tables]] | None = None  # to hash it takes as long as the rest
 
-    def tables(self, rope: RopeSpec, positions: NDArray[np.int32]) -> tuple[F32, F32]:
-        """cos, sin: f32 [rows, rotary_dim / 2]."""
+    def of(self, rope: RopeSpec, batch: Batch) -> Tables:
+        """Of the batch's rows."""
+        sequences = batch.sequences
+        if batch.rows > _BLOCK or any(part.count > _LONGEST for part in sequences):
+            return self.tables(rope, batch.positions)
+        if len(sequences) == 1:
+            return self._run(rope, sequences[0].start, sequences[0].count)
+        parts = [self._run(rope, part.start, part.count) for part in sequences]
+        return np.concatenate([cos for cos, _ in parts]), np.concatenate([sin for _, sin in parts])
+
+    def _run(self, rope: RopeSpec, start: int, count: int) -> Tables:
+        """Of positions [start, start + count), _LONGEST at most."""
+        if self._latest is None or self._latest[0] is not rope:
+            self._latest = rope, self._kept.setdefault(rope, {})
+        blocks = self._latest[1]
+        number, first = divmod(start, _BLOCK)
+        if number not in blocks:
+            if len(blocks) >= _MOST_BLOCKS:
+                blocks.clear()
+            begin = number * _BLOCK
+            blocks[number] = rope_tables(rope, np.arange(begin, begin + _BLOCK + _LONGEST, dtype=np.int32))
+        cosines, sines = blocks[number]
+        return cosines[first : first + count], sines[first : first + count]
+
+    def tables(self, rope: RopeSpec, positions: NDArray[np.int32]) -> Tables:
+        """Of rows at these positions."""
         if positions.tobytes() != self._positions:
             self._positions = positions.tobytes()
             self._tables.clear()
@@ -118,6 +157,11 @@ class TokenOps:
             out,
         )
         return out
+
+    def best_logits(self, logits: F32, count: int, columns: int) -> BestLogits | None:
+        """The `count` best of the first `columns` of each row."""
+        found = self.ops.best_logits(self.cpu, logits, columns, count)
+        return None if found is None else BestLogits(*found)
 
     def route(
         self, logits: F32, spec: RouterSpec, select_bias: F32 | None

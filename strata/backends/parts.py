@@ -190,12 +190,31 @@ class Layer:
     ffn: FeedForward | RoutedFfn
 
 
+class StackedIds(Mapping[int, NDArray[np.int32]]):
+    """Of layers, in one array i32 `[layers, rows, top_k]`; cut out for those who look, if any do."""
+
+    def __init__(self, layers: Sequence[int], ids: NDArray[np.int32]) -> None:
+        self._layers, self._ids = layers, ids
+
+    def __getitem__(self, layer: int) -> NDArray[np.int32]:
+        if layer not in self._layers:
+            raise KeyError(layer)
+        found: NDArray[np.int32] = self._ids[self._layers.index(layer)]
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
 class Routes(NamedTuple):
     """What the routers of one forward pass chose, by layer: expert ids i32 numpy [rows, top_k], and how many
     different ones they are."""
 
-    ids: dict[int, NDArray[np.int32]]
-    used: dict[int, int]
+    ids: Mapping[int, NDArray[np.int32]]
+    used: Mapping[int, int]
 
 
 class Routing(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class BestRow:
+class BestRow(NamedTuple):
     """values f32 and ids i32 `[count]`, best first, the lowest id first among equals."""
 
     values: NDArray[np.float32]
@@ -31,7 +31,7 @@ class BestRows:
         return BestRows(self.values[part], self.ids[part])
 
     def __iter__(self) -> Iterator[BestRow]:
-        return (BestRow(*pair) for pair in zip(self.values, self.ids, strict=True))
+        return map(BestRow, self.values, self.ids)
 
 
 Row = NDArray[np.float32] | BestRow

@@ -277,7 +277,7 @@ class Engine:
     def _needs(self, works: Sequence[Work]) -> Needs:
         """What of their logits the requests' samplers look at. A device may draw in a step with drafts: in
         others the best logits are read as soon."""
-        drafting = any(work.draft for work in works)
+        drafting = self.decoder.backend.draws and any(work.draft for work in works)
         return Needs(self.options.valid_tokens, [self._need(work, drafting) for work in works])
 
     def _need(self, work: Work, drafting: bool) -> Need:

@@ -12,6 +12,8 @@ from strata.backends.base import Backend, DraftRows, Drawing, Verified
 from strata.engine.best_rows import BestRows, Rows
 from strata.engine.scheduler import Work
 
+_NO_ROWS = np.empty((0, 0), np.float32)
+
 
 class Need(NamedTuple):
     """Of one work's rows. best: how many logits of each do, None: all. drawing: by which a device may choose
@@ -38,29 +40,32 @@ class LogitReader:
     def read(self, logits: Any, works: Sequence[Work], needs: Needs | None) -> list[Rows | Verified]:
         """Of each work all logits of its rows, the best of them, or what the device drew. needs None: all."""
         counts = [work.logit_count for work in works]
-        firsts = [0, *accumulate(counts)]
         needs = needs or Needs(0, [Need()] * len(works))
-        found: list[Rows | Verified] = [np.empty((0, 0), np.float32)] * len(works)
+        wanted = [self._wanted(need) for need in needs.works]
+        if len(works) == 1 and counts[0] and needs.works[0].drawing is None:  # most steps are
+            return [self._rows(logits, wanted[0], needs.columns)]
+        firsts = [0, *accumulate(counts)]
+        found: list[Rows | Verified] = [_NO_ROWS] * len(works)
         drawn = self._drawn(logits, works, needs, firsts)
         for place, verified in drawn.items():
             found[place] = verified
         # Neighbours with the same need are read at once.
         left = (place for place, count in enumerate(counts) if count)
-        for some, run in groupby(left, lambda place: None if place in drawn else self._some(needs, place)):
+        for some, run in groupby(left, lambda place: None if place in drawn else wanted[place] > 0):
             if some is None:
                 continue
             places = list(run)
             begin, end = firsts[places[0]], firsts[places[-1] + 1]
-            wanted = max(needs.works[place].best or 0 for place in places) if some else 0
-            rows = self._rows(self._backend.some_rows(logits, begin, end - begin), wanted, needs.columns)
+            most = max(wanted[place] for place in places)
+            rows = self._rows(self._backend.some_rows(logits, begin, end - begin), most, needs.columns)
             for place in places:
                 found[place] = rows[firsts[place] - begin : firsts[place + 1] - begin]
         return found
 
-    def _some(self, needs: Needs, place: int) -> bool:
-        """Whether a part of each row is enough, and the backend can choose it."""
-        best = needs.works[place].best
-        return best is not None and best <= self._backend.most_best
+    def _wanted(self, need: Need) -> int:
+        """How many logits of each row are enough, and the backend can choose; 0: all are read."""
+        best = need.best or 0
+        return best if best <= self._backend.most_best else 0
 
     def _drawn(
         self, logits: Any, works: Sequence[Work], needs: Needs, firsts: Sequence[int]
@@ -68,7 +73,7 @@ class LogitReader:
         """By place: what the device is certain of."""
         asked, most = dict[int, DraftRows](), 0
         for place, (work, need) in enumerate(zip(works, needs.works, strict=True)):
-            if need.drawing is not None and work.logit_count and self._some(needs, place):
+            if need.drawing is not None and work.logit_count and self._wanted(need):
                 asked[place] = DraftRows(firsts[place], work.draft, need.drawing)
                 most = max(most, need.best or 0)
         if not asked:

@@ -144,6 +144,8 @@ class Sampler:
 
     def _sample_best(self, row: BestRow) -> int:
         """What the whole row would have given."""
+        if self.params.temperature == 0.0 and not len(self.banned):
+            return int(row.ids[0])
         allowed = ~np.isin(row.ids, self.banned)
         candidates = Candidates(row.ids[allowed].astype(np.int64), row.values[allowed].astype(np.float64))
         if self.params.temperature == 0.0:

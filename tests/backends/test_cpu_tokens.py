@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from strata.backends.base import AttentionCall, KvSpec
 from strata.backends.cpu import CpuBackend
+from strata.backends.cpu_tokens import RopeCache
 from strata.backends.reference import ReferenceBackend
+from strata.backends.rope import rope_tables
 from strata.core import Batch, Sequence
 from strata.plan.spec import AttentionSpec, RopeSpec, RouterSpec
 
@@ -70,6 +72,33 @@ def test_prepare_heads(norm_width: int, clip: float | None, interleaved: bool, r
     ):  # the CPU leaves the turned pairs in halves; queries and keys agree, so only q.k counts
         theirs = theirs.reshape(9, 4, 64, 2).transpose(2, 3).reshape(9, 512)
     close(mine, theirs, 3e-6)
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 40)), min_size=1, max_size=5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(RUNS, st.booleans()), min_size=1, max_size=6))
+def test_kept_tables_are_those_of_the_positions(steps: list[tuple[list[tuple[int, int]], bool]]) -> None:
+    """Steps of one and of several requests, long and short, at any depth; two models in turn."""
+    cache, none = RopeCache(), np.arange(0, dtype=np.int32)
+    other = replace(ROPE, rotary_dim=16, theta=500.0)
+    for runs, second in steps:
+        firsts = np.cumsum([0, *(count for _, count in runs)]).tolist()
+        sequences = (Sequence(row, n, at, none) for row, (at, n) in zip(firsts, runs, strict=False))
+        positions = np.concatenate([np.arange(at, at + n, dtype=np.int32) for at, n in runs])
+        rope = other if second else ROPE
+        found = cache.of(rope, Batch(positions, positions, tuple(sequences), none))
+        for mine, theirs in zip(found, rope_tables(rope, positions), strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+def test_kept_tables_do_not_grow_for_ever() -> None:
+    cache, none = RopeCache(), np.arange(0, dtype=np.int32)
+    for start in range(0, 100 * 1000, 64):
+        cache.of(ROPE, Batch(none[:0], none, (Sequence(0, 1, start, none),), none))
+    kept = cache._kept[ROPE]
+    assert len(kept) <= 256 and sum(cos.nbytes + sin.nbytes for cos, sin in kept.values()) < 13_000_000
 
 
 ROUTERS = [

@@ -79,6 +79,7 @@ class HybridBackend(DeviceOps):
 
     name = "hybrid"
     most_best = MOST_CANDIDATES
+    draws = True
 
     def __init__(
         self, device: Device, kernels: KernelSet, cpu: CpuBackend, spec: ModelSpec, options: HybridOptions
@@ -164,7 +165,7 @@ class HybridBackend(DeviceOps):
     def run_layers(self, residual: Matrix, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
         """residual through all layers, in place; the experts' place is decided layer by layer."""
         self._begin(layers, batch)
-        routes = Routes({}, {})
+        ids, used = dict[int, NDArray[np.int32]](), dict[int, int]()
         for index, layer in enumerate(layers):
             due = self._step * len(layers) + index
             self.label = f"layer {due}"
@@ -175,10 +176,10 @@ class HybridBackend(DeviceOps):
                 if chosen is not None:
                     after = layers[index + 1] if index + 1 < len(layers) else None
                     assert isinstance(layer.ffn, RoutedFfn), "a dense layer has no router"
-                    ids = self._routed(residual, layer.ffn, chosen, after, due)
-                    routes.ids[index], routes.used[index] = ids, len(np.unique(ids))
+                    ids[index] = self._routed(residual, layer.ffn, chosen, after, due)
+                    used[index] = len(np.unique(ids[index]))
         self._end()
-        return routes
+        return Routes(ids, used)
 
     def experts(
         self,
