@@ -118,7 +118,7 @@ class Search:
         return Text("calibration", self._protocol["texts"], kept, Cut(self._window, TOKENS))
 
     def _check(self) -> None:
-        if not any(METHODS[name].scaling for name in self.options.methods.values()):
+        if not self.options.scaled:
             raise UsageError("--alpha is of awq and smooth", remedy="add --method smooth, or awq")
         check_output(self.out, self.options.force)
         if not (self.folder / _FOUND).is_file() and not self._is_free():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,8 @@ from strata.store.unconverted import UnconvertedStore
 
 _MAX_TEXT_BYTES = 64 << 20
 WINDOW = 1024
+_LEAST_TOKENS = 2
+_LONGER = "give texts of some thousand words"
 
 
 @dataclass(frozen=True)
@@ -97,26 +99,42 @@ def calibrate_model(
             f"--window is {window}, the model's context {spec.context}", remedy="choose 2 to that"
         )
     windows, data = cut(tokenizer, texts, window, options.tokens)
+    tokens = sum(map(len, windows))
+    if tokens < _LEAST_TOKENS:
+        raise UsageError(
+            f"the calibration text has {tokens} token, needed are {_LEAST_TOKENS}", remedy=_LONGER
+        )
     if max(map(max, windows)) >= spec.vocab:
         raise IncompleteError(f"{path}: the tokenizer has more tokens than the model, which has {spec.vocab}")
     info = StatsInfo(
         spec=spec,
         fingerprint=model_fingerprint(spec, store.plain),
-        tokens=sum(map(len, windows)),
+        tokens=tokens,
         window=window,
         min_tokens=options.min_tokens,
         moments=options.moments,
         data=tuple(data),
         tool=tool_name(),
     )
-    note(_room(info))
+    for line in _remarks(info, options.tokens):
+        note(line)
     return calibrate(
         store, info, windows, out, threads=options.threads, force=options.force, progress=progress
     )
 
 
+def _remarks(info: StatsInfo, asked: int | None) -> Iterator[str]:
+    """What the run will take on the disk, and where there is less text than was asked for or is needed."""
+    yield _room(info)
+    if asked is not None and asked - info.tokens > info.window // 2:
+        yield f"note: {asked} tokens were asked for, the texts have {info.tokens}; --data takes more of them"
+    if info.moments and info.tokens < info.spec.hidden:
+        yield (
+            f"note: {info.tokens} tokens say little of vectors of {info.spec.hidden} numbers: gptq needs more"
+        )
+
+
 def _room(info: StatsInfo) -> str:
-    """What the run will take on the disk."""
     stats = format_size(stats_layout(info).nbytes)
     states = format_size(states_bytes(info.tokens, info.spec.hidden))
     return f"{info.tokens} tokens: {stats} of statistics, and {states} of hidden states on the disk meanwhile"
@@ -139,21 +157,36 @@ def cut(
 ) -> tuple[list[list[int]], list[DataFile]]:
     """Windows of token ids, each of one text, with BOS where the model expects it, and what came from where.
 
-    With a limit they are taken evenly from all: the beginning alone would be a single kind of text.
+    With a limit whole windows are taken evenly from all, about so many tokens: the beginning alone would be
+    a single kind of text.
     UsageError for texts that are empty or not UTF-8.
     """
     found = [(index, ids) for index, text in enumerate(texts) for ids in _windows(tokenizer, text, window)]
     if not found:
-        raise UsageError("the calibration texts are empty", remedy="give texts of some thousand words")
-    if limit is not None:
-        count = min(len(found), max(1, limit // window))
-        found = [found[i * len(found) // count] for i in range(count)]
+        raise UsageError("the calibration texts are empty", remedy=_LONGER)
+    if limit is not None and sum(len(ids) for _, ids in found) > limit:
+        found = _evenly(found, limit)
     used = [sum(len(ids) for index, ids in found if index == i) for i in range(len(texts))]
     data = [
         DataFile(text.name, len(text.data), xxhash.xxh3_64_hexdigest(text.data), tokens)
         for text, tokens in zip(texts, used, strict=True)
     ]
     return [ids for _, ids in found], data
+
+
+def _evenly(found: list[tuple[int, list[int]]], limit: int) -> list[tuple[int, list[int]]]:
+    """Evenly spread windows with `limit` tokens, to half a window: texts end in shorter ones, so that the
+    first choice may hold fewer, and more are taken from between."""
+    window = max(len(ids) for _, ids in found)
+    chosen: set[int] = set()
+    missing = limit
+    while not chosen or (missing > window // 2 and len(chosen) < len(found)):
+        rest = [i for i in range(len(found)) if i not in chosen]
+        count = min(len(rest), max(1, missing // window))
+        more = [rest[i * len(rest) // count] for i in range(count)]
+        chosen.update(more)
+        missing -= sum(len(found[i][1]) for i in more)
+    return [found[i] for i in sorted(chosen)]
 
 
 def _windows(tokenizer: Tokenizer, text: TextFile, window: int) -> list[list[int]]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.config.units import format_bytes, format_size
-from strata.errors import CapacityError
+from strata.errors import CapacityError, UsageError
 from strata.plan.spec import ModelSpec
 from strata.store import names
 from strata.store.budget_errors import FormatErrors, Unit
 from strata.store.calibration import CalibrationStats
 from strata.store.formats import FORMATS, PackedShape, expert_slices
 from strata.store.manifest import Manifest, SourceRecord
-from strata.store.methods import METHODS, PLAIN
+from strata.store.methods import PLAIN
 from strata.store.options import AUTO, ConvertOptions
 from strata.store.planning import ConversionPlan, Planner
 from strata.store.source import CheckpointSource, TargetExpert, TargetTensor
@@ -64,23 +64,28 @@ def choose_formats(
     """Formats of all parts that `options` leave to "auto", so that the weights take `budget` bytes at most.
 
     An embedding that is not the head as well keeps its default: nothing is known of what it costs. Raises
-    UsageError for statistics of another model or, for gptq, without moments, CapacityError where even the
-    smallest formats are too large.
+    UsageError where they leave none, for statistics of another model or, for gptq, without moments,
+    CapacityError where even the smallest formats are too large.
     """
     if options.calibrated:
         with_stats(options, stats, source, spec, targets)
     else:
         check_same_model(stats, source, spec, targets)
-    plan = Planner(source, spec, options).plan(targets, experts)
+    plan = _planned(source, spec, options, targets, experts)
     errors = FormatErrors(source, spec, targets, experts, options, stats)
     units = [unit for unit in _units(spec, plan, targets) if _open(unit, options)]
+    if not units:
+        raise UsageError(
+            f"the budget of {format_size(budget)} has no format to choose: every part has one of its own",
+            remedy="leave a part to auto (--experts, --shared, --layer-format), or leave --budget out",
+        )
     offers = {unit: _offers(unit, plan, targets, options, errors) for unit in units}
     scaled = _room_for_scaling(plan, options)
     fixed = scaled + _store_bytes(spec, plan) - sum(_bytes_now(unit, plan, targets) for unit in units)
     while True:
         chosen = spend_best(offers, budget - fixed, budget, fixed)
         formats = _as_options(options, chosen)
-        final = _store_bytes(spec, Planner(source, spec, formats).plan(targets, experts)) + scaled
+        final = _store_bytes(spec, _planned(source, spec, formats, targets, experts)) + scaled
         if final <= budget:
             break
         fixed += final - budget  # headers have grown with the digits of their offsets
@@ -90,6 +95,17 @@ def choose_formats(
         "errors": {unit.key: float(f"{offer.error:.3e}") for unit, offer in chosen.items()},
     }
     return Choice(dataclasses.replace(formats, budget=recorded), budget, final, chosen)
+
+
+def _planned(
+    source: CheckpointSource,
+    spec: ModelSpec,
+    options: ConvertOptions,
+    targets: Sequence[TargetTensor],
+    experts: Sequence[TargetExpert],
+) -> ConversionPlan:
+    """Sizes alone: whether `clip` finds anything to cut off is asked of the chosen formats."""
+    return Planner(source, spec, dataclasses.replace(options, clip=None)).plan(targets, experts)
 
 
 def spend(
@@ -237,7 +253,7 @@ def _store_bytes(spec: ModelSpec, plan: ConversionPlan) -> int:
 
 def _room_for_scaling(plan: ConversionPlan, options: ConvertOptions) -> int:
     """Methods that fold factors into plain tensors store those that were BF16 as F32: at most all of them."""
-    if not any(METHODS[method].scaling for method in options.methods.values()):
+    if not options.scaled:
         return 0
     return sum(2 * math.prod(record.shape) for record in plan.tensors.values() if record.format == "BF16")
 

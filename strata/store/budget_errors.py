@@ -24,7 +24,9 @@ from strata.core import ExpertId
 from strata.errors import WeightValueError
 from strata.plan.spec import ModelSpec
 from strata.store import names
-from strata.store.calibration import CalibrationStats, ExpertPart, RowInput, expert_input, row_inputs
+from strata.store.calibration import CalibrationStats
+from strata.store.calibration_inputs import ExpertPart, RowInput, expert_input, row_inputs
+from strata.store.clipping import clipped
 from strata.store.formats import FORMATS, ROW_BLOCK, WeightFormat
 from strata.store.inputs import Inputs
 from strata.store.methods import PLAIN
@@ -73,11 +75,11 @@ class Unit:
         return target.kind == self.part and (self.layer, self.matrix) == names.place(target.name)
 
 
-def relative_error(samples: Iterable[Sample], fmt: WeightFormat) -> float:
-    """Of one matrix that is rounded plainly; see the module. 0 where its output is 0."""
+def relative_error(samples: Iterable[Sample], rounding: Rounding, fmt: WeightFormat) -> float:
+    """Of one matrix that is rounded by its values alone; see the module. 0 where its output is 0."""
     noise = signal = 0.0
     for rows, squares in samples:
-        off = rows - dequantize(fmt, quantize(rows, fmt, "sample"))
+        off = rows - dequantize(fmt, rounding(rows, fmt, "sample", 0))
         noise += float((off * off @ squares).sum())
         signal += float((rows * rows @ squares).sum())
     return noise / signal if signal > 0 else 0.0
@@ -111,15 +113,22 @@ class FormatErrors:
     def of(self, unit: Unit, formats: Iterable[str]) -> dict[str, float]:
         """The unit's error in each format that can hold its values."""
         found = dict.fromkeys(formats, 0.0)
-        if self._options.method(unit.part) == PLAIN or unit.part == "experts":
+        plain = self._options.method(unit.part) == PLAIN
+        if plain or unit.part == "experts":
+            by_values = self._cut(unit, quantize) if plain else quantize  # which `_gain` compares with
             for share, matrix in self._matrices(unit):
-                _add(found, share, partial(relative_error, matrix))
+                _add(found, share, partial(relative_error, matrix, by_values))
         else:
             for target in filter(unit.holds, self._targets):
                 _add(found, self._share(unit), partial(self._treated, unit, target))
-        if self._options.method(unit.part) != PLAIN and unit.part == "experts":
+        if not plain and unit.part == "experts":
             return {name: error * self._gain(unit, FORMATS[name]) for name, error in found.items()}
         return found
+
+    def _cut(self, unit: Unit, rounding: Rounding) -> Rounding:
+        """The rounding with what `clip` makes of w8, as the conversion will have it."""
+        clip = self._options.clip
+        return clipped(clip, rounding) if clip is not None and self._options.clips(unit.part) else rounding
 
     def _share(self, unit: Unit) -> float:
         """What a layer's attention or FFN is of the residual that the head reads."""
@@ -138,6 +147,7 @@ class FormatErrors:
     def _treated(self, unit: Unit, target: TargetTensor, fmt: WeightFormat) -> float:
         """The error of a matrix of the shared file, rows with inputs of their own apart."""
         how = self._planner(unit, fmt).treatment(target.name)
+        round_rows = self._cut(unit, how.rounding)
         plain = target_rows(self._source, target, self._guard, 0)
         rows, by, total = scaled(plain, how.scaling.columns_only), how.scaling.cols, 0.0
         parts = row_inputs(self._spec, target.name, rows.count)
@@ -145,7 +155,7 @@ class FormatErrors:
             runs = _runs(part.start, part.stop, _MATRIX_ROWS // len(parts))
             values = np.concatenate([rows.floats(*run) for run in runs])
             inputs = Inputs.of(self._stats.linear(part.name, part.member)).divided(by)
-            off = values - dequantize(fmt, how.rounding(values, fmt, target.name, part.start))
+            off = values - dequantize(fmt, round_rows(values, fmt, target.name, part.start))
             signal = inputs.cost(values)
             total += _weight(part, parts) * inputs.cost(off) / signal if signal > 0 else 0.0
         return total
@@ -168,7 +178,7 @@ class FormatErrors:
                 rows = BlockRows(self._source, block, self._guard)
                 values = np.concatenate([rows.floats(*run) for run in _runs(0, rows.count, _MATRIX_ROWS)])
                 inputs = Inputs.of(self._stats.expert(ExpertId(unit.layer, expert.index), part))
-                ours += _cost(values, fmt, rounding, inputs, by)
+                ours += _cost(values, fmt, self._cut(unit, rounding), inputs, by)
                 plain += _cost(values, fmt, quantize, inputs, None)
         return ours / plain if plain > 0 else 1.0
 

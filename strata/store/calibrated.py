@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from strata.core import ExpertId
 from strata.plan.spec import ModelSpec
 from strata.store import folding, names
-from strata.store.calibration import CalibrationStats, ExpertPart, RowInput, pooled_input, row_inputs
+from strata.store.calibration import CalibrationStats
+from strata.store.calibration_inputs import ExpertPart, RowInput, pooled_input, row_inputs
 from strata.store.folding import Fold
 from strata.store.formats import FORMATS, WeightFormat
 from strata.store.gptq import has_integers

@@ -1,8 +1,8 @@
 """STATS: what the inputs of a model's matrices look like on a calibration text, and those of every expert.
 
 One safetensors file whose header follows from its metadata, a JSON text `stats` (`StatsInfo`): the reader
-compares headers byte by byte, as stores do. For every input of `linear_inputs` it holds, with m members
-(experts of a layer, heads of an MLA matrix, otherwise 1) and n columns:
+compares headers byte by byte, as stores do. For every input of `calibration_inputs.linear_inputs` it holds,
+with m members (experts of a layer, heads of an MLA matrix, otherwise 1) and n columns:
 
     NAME.tokens       I64 [m]     rows that each member really saw
     NAME.xxh3         U8 [m, 16]  checksums: of tokens and the vectors of a member, and of its moments
@@ -15,62 +15,46 @@ compares headers byte by byte, as stores do. For every input of `linear_inputs` 
 
 x is what the matrix multiplies, in the model's own order of columns: of an expert's down matrix the whole
 intermediate vector, slices one after the other. An expert's rows are those that the router sent to it.
-Values are mixed by attention before anything else reads them, and mixing is linear: what their errors cost
-is decided by the mixtures of x (`values_input`), in which the first token may weigh more than all others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from strata.core import ExpertId
-from strata.errors import FileFormatError, StoreError, UsageError
+from strata.errors import FileFormatError, StoreError, UnsupportedError, UsageError
 from strata.plan.check import check_spec
 from strata.plan.spec import ModelSpec
 from strata.store import names
+from strata.store.calibration_inputs import (
+    ExpertPart,
+    LinearInput,
+    expert_input,
+    linear_inputs,
+    pooled_input,
+)
 from strata.store.checkpoint_file import CheckpointFile, parse_json, shown
 from strata.store.manifest import check_type
-from strata.store.safetensors_parse import parse_safetensors
+from strata.store.safetensors_parse import SafetensorsHeader, parse_safetensors
 from strata.store.shards import Entry, ShardLayout, shard_layout
 
 Floats = NDArray[np.float32]
-ExpertPart = Literal["gate_up", "down"]
-EXPERT_PARTS: tuple[ExpertPart, ExpertPart] = ("gate_up", "down")
 VECTORS = ("absmax", "p999", "mean_abs", "mean_square")
 CHECKSUM_BYTES = 16
 KIND, VERSION = "strata-stats", 2
 _MAX_LAYERS = 10_000
 _REMEDY = "run `strata calibrate` again"
-
-
-@dataclass(frozen=True)
-class LinearInput:
-    """An input that statistics are kept of. also: further matrices that read the very same vectors."""
-
-    name: str
-    cols: int
-    members: int = 1
-    also: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RowInput:
-    """Rows [start, stop) of a matrix read `member` of the input `name`."""
-
-    start: int
-    stop: int
-    name: str
-    member: int = 0
+_MISSING = "check the path; `strata calibrate MODEL --out STATS` makes such a file"
 
 
 @dataclass(frozen=True)
@@ -133,88 +117,6 @@ class LinearStats:
     shared: bool = False
 
 
-def linear_inputs(spec: ModelSpec) -> tuple[LinearInput, ...]:
-    """Every input of a packed matrix of the model, in the order of the layers; the head's last.
-
-    Names are those of `names.py`. Routed experts: `expert_input(layer, part)` with one member per expert and
-    `pooled_input(layer, part)` over all of the layer: for down every row once per expert that it was sent to,
-    for gate_up once, which only changes the count, because every row goes to equally many experts.
-    The head's is `head.weight` in models with a tied head, too.
-    """
-    found = [entry for layer in range(spec.layers) for entry in layer_inputs(spec, layer)]
-    return (*found, LinearInput(names.HEAD, spec.hidden))
-
-
-def layer_inputs(spec: ModelSpec, layer: int) -> tuple[LinearInput, ...]:
-    """Those of one decoder layer."""
-    return (*_attention_inputs(spec, layer), *_ffn_inputs(spec, layer))
-
-
-def expert_input(layer: int, part: ExpertPart) -> str:
-    """Name of the input of the layer's routed experts; a member per expert."""
-    return names.layer(layer, f"experts.{part}")
-
-
-def pooled_input(layer: int, part: ExpertPart) -> str:
-    """Name of the same over all experts of the layer. gate_up: what the shared expert and the router read."""
-    return names.layer(layer, f"experts.{part}.pooled")
-
-
-def values_input(layer: int) -> str:
-    """Name of what the rows of values in attn.qkv read: for every row of a window the mixtures of x that
-    attention takes for it, one for each value head, by the heads that share it in turn."""
-    return names.layer(layer, "attn.v")
-
-
-def row_inputs(spec: ModelSpec, matrix: str, rows: int) -> tuple[RowInput, ...]:
-    """Which input each run of rows of a matrix of the shared file reads, in the order of its `rows`."""
-    layer, part = names.place(matrix)
-    a = spec.attention
-    if part == "attn.qkv" and layer is not None:
-        first = rows - a.kv_heads * a.head_dim
-        return RowInput(0, first, matrix), RowInput(first, rows, values_input(layer))
-    if part in ("attn.k_b", "attn.v_b"):
-        size = rows // a.heads
-        return tuple(RowInput(h * size, (h + 1) * size, matrix, h) for h in range(a.heads))
-    return (RowInput(0, rows, matrix),)
-
-
-def _attention_inputs(spec: ModelSpec, layer: int) -> Iterator[LinearInput]:
-    a, mla = spec.attention, spec.attention.mla
-
-    def part(name: str, cols: int, heads: int = 1, also: str = "") -> LinearInput:
-        others = (names.layer(layer, also),) if also else ()
-        return LinearInput(names.layer(layer, name), cols, heads, others)
-
-    if mla is None:
-        yield part("attn.qkv.weight", spec.hidden)
-        yield LinearInput(values_input(layer), spec.hidden)
-        yield part("attn.out.weight", a.heads * a.head_dim)
-        return
-    first = "attn.q_a.weight" if mla.q_lora_rank else "attn.q.weight"
-    yield part(first, spec.hidden, also="attn.kv_a.weight")
-    if mla.q_lora_rank:
-        yield part("attn.q_b.weight", mla.q_lora_rank)
-    yield part("attn.k_b.weight", mla.qk_nope_head_dim, a.heads)
-    yield part("attn.v_b.weight", mla.kv_lora_rank, a.heads)
-    yield part("attn.out.weight", a.heads * mla.v_head_dim)
-
-
-def _ffn_inputs(spec: ModelSpec, layer: int) -> Iterator[LinearInput]:
-    if not spec.is_moe(layer) or spec.experts is None:
-        yield LinearInput(names.layer(layer, "mlp.gate_up.weight"), spec.hidden)
-        yield LinearInput(names.layer(layer, "mlp.down.weight"), spec.dense_width)
-        return
-    experts, count = spec.experts, spec.experts.router.experts
-    shared = (names.layer(layer, "shared_expert.gate_up.weight"),) if experts.shared_width else ()
-    yield LinearInput(pooled_input(layer, "gate_up"), spec.hidden, also=shared)
-    yield LinearInput(pooled_input(layer, "down"), experts.width)
-    yield LinearInput(expert_input(layer, "gate_up"), spec.hidden, count)
-    yield LinearInput(expert_input(layer, "down"), experts.width, count)
-    if experts.shared_width:
-        yield LinearInput(names.layer(layer, "shared_expert.down.weight"), experts.shared_width)
-
-
 def model_fingerprint(spec: ModelSpec, plain: Callable[[str], NDArray[Any]]) -> str:
     """What makes two files of weights the same model, whatever formats they are in: xxh3-64, hexadecimal.
 
@@ -256,8 +158,7 @@ class CalibrationStats:
     def __init__(self, path: Path) -> None:
         """Raises UsageError when there is no such file, FileFormatError when it is no complete one."""
         self.path = path
-        self._file = CheckpointFile(path)
-        header = parse_safetensors(self._file)
+        self._file, header = _opened(path)
         kind, version = header.metadata.get("format"), header.metadata.get("version")
         if kind != KIND or version != str(VERSION):
             raise FileFormatError(
@@ -290,6 +191,15 @@ class CalibrationStats:
             hasher.update(self._bytes(self._entries[f"{entry.name}.xxh3"]).tobytes())
         return hasher.hexdigest()
 
+    def check(self, *, moments: bool) -> None:
+        """Read all and compare the checksums. moments: those as well, nearly all of the bytes.
+
+        StoreError for damage: a conversion asks before it begins, for it could not be finished.
+        """
+        for name, entry in self._inputs.items():
+            for member in range(entry.members):
+                self._read(name, member, moments=moments)
+
     def has(self, name: str) -> bool:
         """Whether there are statistics of the input of matrix `name` (see `names.py`)."""
         return name in self._named
@@ -306,12 +216,7 @@ class CalibrationStats:
         entry = self._entry(name)
         if not 0 <= member < entry.members:
             raise StoreError(f"{self.path}: {name} has {entry.members} members, asked for {member}")
-        tokens = int(self.tokens(name)[member])
-        vectors = np.stack([self._row(f"{entry.name}.{v}", member, entry.cols) for v in VECTORS])
-        size = entry.cols * (entry.cols + 1) // 2
-        wanted = moments and self.info.moments
-        triangle = self._row(f"{entry.name}.moments", member, size) if wanted else None
-        self._verify(entry.name, member, tokens, vectors, triangle)
+        tokens, vectors, triangle = self._read(entry.name, member, moments=moments)
         full = None if triangle is None else symmetric(triangle, entry.cols)
         absmax, p999, mean_abs, mean_square = vectors
         return LinearStats(name, tokens, absmax, p999, mean_abs, mean_square, full, tokens)
@@ -339,6 +244,16 @@ class CalibrationStats:
                     found[ExpertId(layer, index)] = tokens
         return found
 
+    def _read(self, name: str, member: int, *, moments: bool) -> tuple[int, Floats, Floats | None]:
+        """Rows seen, the vectors `[4, cols]` and the triangle of the moments of one member, all checked."""
+        cols = self._inputs[name].cols
+        tokens = int(self.tokens(name)[member])
+        vectors = np.stack([self._row(f"{name}.{vector}", member, cols) for vector in VECTORS])
+        wanted = moments and self.info.moments
+        triangle = self._row(f"{name}.moments", member, cols * (cols + 1) // 2) if wanted else None
+        self._verify(name, member, tokens, vectors, triangle)
+        return tokens, vectors, triangle
+
     def _entry(self, name: str) -> LinearInput:
         if name not in self._named:
             raise StoreError(f"{self.path} has no statistics of {shown(name)}", remedy=_REMEDY)
@@ -361,6 +276,17 @@ class CalibrationStats:
         finite = all(bool(np.isfinite(part).all()) for part in parts)
         if tokens < 0 or not finite or bool((vectors < 0).any()) or bool((vectors[1] > vectors[0]).any()):
             raise StoreError(f"{self.path}: {name}, member {member}: no possible statistics", remedy=_REMEDY)
+
+
+def _opened(path: Path) -> tuple[CheckpointFile, SafetensorsHeader]:
+    """The file and its header; what is wrong with it has the remedy of statistics, not of a checkpoint."""
+    try:
+        file = CheckpointFile(path)
+        return file, parse_safetensors(file)
+    except UsageError as error:
+        raise UsageError(error.cause, remedy=_MISSING) from None
+    except (FileFormatError, UnsupportedError) as error:
+        raise FileFormatError(error.cause, remedy=_REMEDY) from None
 
 
 def symmetric(triangle: Floats, cols: int) -> Floats:

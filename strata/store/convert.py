@@ -73,11 +73,14 @@ def convert(
     progress(bytes done, bytes in all, what) is called after every few MB. Raises LockedError when another
     process converts into `out`, CapacityError when the disk is too small, StoreError when `out` exists or an
     unfinished conversion is of something else, WeightValueError for NaN and Inf, UsageError for methods
-    without statistics or with those of another model.
+    without statistics or with those of another model; damaged statistics are a StoreError before anything is
+    written.
     """
     options, extra_files, out = options or ConvertOptions(), extra_files or {}, Path(out).absolute()
     _check_names(extra_files)
     options = with_stats(options, stats, source, spec, targets)
+    if stats is not None:
+        stats.check(moments=options.factored)
     planner = Planner(source, spec, options, stats)
     plan = planner.plan(targets, experts)
     manifest = _manifest(source, spec, options, plan)

@@ -41,9 +41,9 @@ def _file_record(path: Path) -> FileRecord:
     return FileRecord(path.name, size, xxhash.xxh3_64_hexdigest(data))
 
 
-def _files_now(source: CheckpointSource) -> dict[str, list[Any]]:
+def _files_now(source: CheckpointSource) -> dict[str, dict[str, Any]]:
     return {
-        path.name: [record.bytes, record.xxh3, path.stat().st_mtime_ns]
+        path.name: {"bytes": record.bytes, "xxh3 of its ends": record.xxh3, "time": path.stat().st_mtime_ns}
         for path, record in zip(sorted(source.files()), source_record(source).files, strict=True)
     }
 
@@ -60,11 +60,15 @@ def check_unchanged(source: CheckpointSource, begun: Mapping[str, Any]) -> None:
             f"{error.filename}: {error.strerror}: it was there when the conversion began", remedy=_AGAIN
         ) from None
     for name, values in now.items():
-        if values != begun["source"][name]:
+        before = begun["source"][name]
+        changes = [
+            f"{what} was {before[what]}, is {value}"
+            for what, value in values.items()
+            if value != before[what]
+        ]
+        if changes:
             raise StoreError(
-                f"{source.path}: {name} changed while it was converted: size, checksum of its ends and time "
-                f"were {begun['source'][name]}, are {values}",
-                remedy=_AGAIN,
+                f"{source.path}: {name} changed while it was converted: {', '.join(changes)}", remedy=_AGAIN
             )
 
 

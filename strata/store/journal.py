@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from strata.errors import StoreError
+from strata.store.checkpoint_file import shown
 
+_LISTED = 4
+_SHORT = 80
+_ABSENT = object()
 JOURNAL_BEGIN = b'{"tool": '
 """The first bytes of every journal: `fingerprint.identity` names the tool first."""
 
@@ -45,7 +50,7 @@ class Journal:
         identity = json.loads(json.dumps(identity))  # as it is read again: tuples are lists
         lines, length = _whole_lines(path)
         if lines and lines[0] != identity:
-            raise StoreError(_difference(path, lines[0], identity), remedy=_remedy(path))
+            raise StoreError(_told(path, lines[0], identity), remedy=_remedy(path))
         try:
             entries = [Done(**line) for line in lines[1:]]
         except TypeError as error:
@@ -99,17 +104,44 @@ def _whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return lines, length
 
 
-def _difference(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Which part of the identity differs, with both values where they are short."""
-    for part in sorted(set(found) | set(wanted)):
-        old, new = found.get(part), wanted.get(part)
-        if old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            key = next(key for key in sorted(set(old) | set(new)) if old.get(key) != new.get(key))
-            part, old, new = f"{part}: {key}", old.get(key), new.get(key)
-        return f"{path}: an unfinished run differs in its {part}: it has {old!r}, this one {new!r}"
-    return f"{path}: an unfinished run of something else"
+def _told(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What differs between the run that was begun and this one, both values of each."""
+    several = list(_differences("", found, wanted))
+    parts = [f"{where} is {_value(old)} there, {_value(new)} now" for where, old, new in several[:_LISTED]]
+    more = [f"and {len(several) - _LISTED} more"] if len(several) > _LISTED else []
+    return f"{path} is of an unfinished run of something else: {'; '.join(parts + more)}"
+
+
+def _differences(where: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The innermost values that differ, by their way through objects and lists of the same length."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in dict.fromkeys((*wanted, *found)):
+            inner = f"{where}: {key}" if where else str(key)
+            yield from _differences(inner, found.get(key, _ABSENT), wanted.get(key, _ABSENT))
+    elif _objects(found) and _objects(wanted) and len(found) == len(wanted):
+        for index, pair in enumerate(zip(found, wanted, strict=True)):
+            yield from _differences(f"{where} {index + 1}", *pair)
+    elif found != wanted:
+        yield where, found, wanted
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+
+
+def _value(value: Any) -> str:
+    """A value as people write it; objects that only one side has are not spelled out."""
+    if value is _ABSENT or value is None or value in ({}, [], ""):
+        return "not set"
+    if isinstance(value, str):
+        return shown(value)[1:-1] if len(value) <= _SHORT else shown(value[:_SHORT])[1:-1] + "..."
+    if isinstance(value, dict):
+        text = ", ".join(f"{key}={_value(entry)}" for key, entry in value.items())
+        return text if len(text) <= _SHORT else f"{len(value)} entries"
+    if isinstance(value, list):
+        text = ", ".join(map(_value, value))
+        return text if len(text) <= _SHORT else f"{len(value)} entries"
+    return "on" if value is True else "off" if value is False else str(value)
 
 
 def _remedy(path: Path) -> str:

@@ -71,8 +71,23 @@ class ConvertOptions:
             raise UsageError(
                 f"alpha is {self.alpha:g}", remedy="use 0 (only weights count) to 1 (only inputs)"
             )
+        self._check_idle()
         if not 1 <= self.slices <= 64:
             raise UsageError(f"slices is {self.slices}", remedy="use 1 to 64; one per memory node is right")
+
+    def _check_idle(self) -> None:
+        """UsageError for what only a method knows, where no part has such a method."""
+        found = ", ".join(f"{part}={method}" for part, method in self.methods.items()) or "none is asked for"
+        if self.alpha is not None and not self.scaled:
+            raise UsageError(
+                f"alpha is {self.alpha:g}, which is of the methods awq and smooth: {found}",
+                remedy="add --method smooth, or awq, or leave --alpha out",
+            )
+        if not self.act_order and not self.factored:
+            raise UsageError(
+                f"the order of columns (--no-act-order) is of the method gptq: {found}",
+                remedy="add --method gptq, or leave --no-act-order out",
+            )
 
     def wanted(self, part: str, layer: int | None, matrix: str = "") -> str:
         """The format asked for `part` ("experts", "shared", "head", "embed") of a layer, or "auto".
@@ -104,6 +119,11 @@ class ConvertOptions:
     def factored(self) -> bool:
         """Whether a part has a method that needs second moments."""
         return any(METHODS[method].rounding == "gptq" for method in self.methods.values())
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a part has a method that folds factors away."""
+        return any(METHODS[method].scaling is not None for method in self.methods.values())
 
     def identity(self) -> dict[str, Any]:
         """The options that decide what the bytes of the store are."""

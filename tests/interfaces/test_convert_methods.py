@@ -10,6 +10,8 @@ import pytest
 
 from strata.store.reader import Store
 
+EVERY = [word for part in ("experts", "shared", "head", "embed") for word in (f"--{part}", "w8")]
+
 
 @pytest.fixture
 def stats(strata: Any, checkpoint: Path, tmp_path: Path) -> Path:
@@ -52,6 +54,33 @@ def test_what_is_missing_is_said(strata: Any, checkpoint: Path, stats: Path, tmp
     result = strata("convert", checkpoint, "--out", out, "--method", "gtpq", "--stats", stats)
     assert result.code == 2 and "unknown method 'gtpq'" in result.err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", ""], "unknown method ''"),
+        (["--alpha", "0.5"], "alpha is 0.5, which is of the methods awq and smooth: none is asked for"),
+        (["--alpha", "0.5", "--method", "gptq", "--stats", "STATS"], "awq and smooth: experts=gptq"),
+        (["--no-act-order"], "(--no-act-order) is of the method gptq"),
+        (["--no-act-order", "--method", "awq", "--stats", "STATS"], "is of the method gptq: experts=awq"),
+        (["--requantize", *EVERY], "--requantize is for parts in auto, and there are none: experts=w8"),
+        (["--budget", "1MiB", "--stats", "STATS", *EVERY], "has no format to choose"),
+        (["--budget", "0", "--stats", "STATS"], "--budget 0 leaves no byte for a weight"),
+        (
+            ["--stats", "missing.stats"],
+            "cannot open: No such file or directory\n  remedy: check the path; `strata cal",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    strata: Any, checkpoint: Path, stats: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    asked = [str(stats) if word == "STATS" else word for word in arguments]
+    result = strata("convert", checkpoint, "--out", tmp_path / "store", *asked)
+    assert result.code == 2 and words in result.err and "remedy: " in result.err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_store_is_no_source(strata: Any, tmp_path: Path) -> None:

@@ -372,6 +372,7 @@ def test_somebody_elses_unit_stays(config_file: Path, systemctl: Path, tmp_path:
         ([], "whose rights"),
         (["--user", "--run-as", "root"], "exclude"),
         (["--user", "--name", "a/b"], "a/b"),
+        (["--user", "--now"], "--print changes nothing, --now starts"),
     ],
 )
 def test_what_is_refused(

@@ -95,6 +95,8 @@ def test_the_three_rounds(strata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (("M", *XEON, "--policy", "best"), 2, "no policy is called 'best'"),
         (("M", *XEON, "--prompt", "9999"), 2, "the context holds"),
         (("M", *XEON, "--trace", "/nowhere"), 1, "/nowhere"),
+        (("M", *XEON, "--only", "one"), 2, "--only chooses among the traces of --trace"),
+        (("M", *XEON, "--trace", "x", "--seed", "1"), 2, "--seed is of made-up routes"),
         (("M", "--hardware", "x"), 2, "no profile of that name"),
         (("M", "--rounds"), 2, "leave MODEL out"),
         (("--rounds", "--timeline", "x.json"), 2, "leave --timeline out"),

@@ -104,6 +104,14 @@ def test_what_cannot_be_is_a_usage_error(
     assert message in capsys.readouterr().err
 
 
+def test_there_is_nothing_to_choose_from_a_recorded_trace(
+    routes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["trace", "import", str(routes), "--out", str(tmp_path)]) == 0
+    assert run(["trace", "replay", str(tmp_path / "one.trace"), "--only", "two"]) == 2
+    assert "one.trace holds one trace" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [b"", b"STRATRC1", b"STRATRC1" + bytes(40), b"GGUF", b"\x1f\x8b\x00"])
 def test_what_is_no_trace_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes

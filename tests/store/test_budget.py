@@ -16,19 +16,15 @@ from whole_model import write_stats
 from strata.errors import CapacityError, UsageError
 from strata.store.budget import Choice, Offer, choose_formats, spend, spend_best
 from strata.store.budget_errors import Unit, relative_error
-from strata.store.calibration import (
-    CalibrationStats,
-    StatsInfo,
-    expert_input,
-    linear_inputs,
-    model_fingerprint,
-)
+from strata.store.calibration import CalibrationStats, StatsInfo, model_fingerprint
+from strata.store.calibration_inputs import expert_input, linear_inputs
 from strata.store.calibration_writer import MemberStats
 from strata.store.convert import convert
 from strata.store.formats import FORMATS
 from strata.store.manifest import MANIFEST, read_manifest
 from strata.store.names import layer
 from strata.store.options import ConvertOptions
+from strata.store.quantize import quantize
 from strata.store.reader import Store
 from strata.store.source import SourceRows, TargetTensor
 from strata.store.unconverted import UnconvertedStore
@@ -180,8 +176,8 @@ def test_errors_count_by_what_the_columns_read() -> None:
     quiet, loud = (np.ones(128, np.float32) for _ in range(2))
     quiet[0] = 0
     fmt = FORMATS["w4g64"]
-    assert relative_error([(rows, quiet)], fmt) > 20 * relative_error([(rows, loud)], fmt)
-    assert relative_error([(rows * 0, loud)], fmt) == 0
+    assert relative_error([(rows, quiet)], quantize, fmt) > 20 * relative_error([(rows, loud)], quantize, fmt)
+    assert relative_error([(rows * 0, loud)], quantize, fmt) == 0
 
 
 def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from whole_model import make_stats, whole_model
 from strata.errors import UsageError
 from strata.store.budget import Choice, choose_formats
 from strata.store.budget_errors import FormatErrors, Unit
-from strata.store.calibration import CalibrationStats, row_inputs
+from strata.store.calibration import CalibrationStats
+from strata.store.calibration_inputs import row_inputs
 from strata.store.convert import convert
 from strata.store.inputs import Inputs
 from strata.store.methods import parse_methods
@@ -73,6 +75,46 @@ def test_an_error_is_that_of_the_store(model: SmallModel, stats: CalibrationStat
     found = errors(model, stats, "gptq").of(Unit("shared", 0, "attn.qkv"), ["w4g64"])["w4g64"]
     found *= 2 * model.spec.layers
     assert found == pytest.approx(wanted, rel=0.3)
+
+
+@pytest.mark.parametrize("method", ["plain", "awq"])
+def test_clipped_rows_are_weighed_as_they_will_be(
+    model: SmallModel, stats: CalibrationStats, method: str
+) -> None:
+    """Only those of w8, and worse in this model, whose weights have no outliers."""
+    how = dataclasses.replace(options(method), clip=91.0)
+    clipped = FormatErrors(model.source, model.spec, model.targets, model.experts, how, stats)
+    for unit in (Unit("shared", 0, "attn.out"), Unit("experts", 1)):
+        cut, whole = clipped.of(unit, FORMATS), errors(model, stats, method).of(unit, FORMATS)
+        assert cut["w8"] > 2 * whole["w8"] and cut["w4g64"] == whole["w4g64"], (unit, cut, whole)
+
+
+def test_a_clipped_error_is_that_of_the_store(
+    model: SmallModel, stats: CalibrationStats, tmp_path: Path
+) -> None:
+    asked, name = ConvertOptions(shared="w8", clip=91.0), "layers.0.attn.out.weight"
+    convert(model.source, model.spec, model.targets, model.experts, tmp_path / "s", asked)
+    with Store.open(tmp_path / "s") as store:
+        off = unpack(store.tensor(name)) - model.source.arrays[name]
+    squares = stats.linear(name).mean_square
+    wanted = float((off * off @ squares).sum() / (model.source.arrays[name] ** 2 @ squares).sum())
+    clipped = FormatErrors(model.source, model.spec, model.targets, model.experts, asked, stats)
+    found = clipped.of(Unit("shared", 0, "attn.out"), ["w8"])["w8"] * 2 * model.spec.layers
+    assert found == pytest.approx(wanted, rel=0.01)
+
+
+def test_a_budget_goes_with_clipping(model: SmallModel, stats: CalibrationStats) -> None:
+    """Sizes are asked for before there is anything in w8."""
+    how = dataclasses.replace(options("plain", shared="w4g64", head="bf16", embed="bf16"), clip=99.0)
+    what = model.source, model.spec, model.targets, model.experts
+    assert choose_formats(*what, how, stats, 1 << 30).options.clip == 99.0
+
+
+def test_a_budget_with_nothing_to_choose_is_refused(model: SmallModel, stats: CalibrationStats) -> None:
+    every = dict.fromkeys(("experts", "shared", "head", "embed"), "w8")
+    what = model.source, model.spec, model.targets, model.experts
+    with pytest.raises(UsageError, match="the budget of 1 GiB has no format to choose"):
+        choose_formats(*what, options("plain", **every), stats, 1 << 30)
 
 
 def test_the_choice_is_the_methods_own(model: SmallModel, stats: CalibrationStats) -> None:

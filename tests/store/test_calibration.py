@@ -18,15 +18,8 @@ from whole_model import write_stats
 from strata.core import ExpertId
 from strata.errors import FileFormatError, StoreError, StrataError, UsageError, WeightValueError
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import (
-    CalibrationStats,
-    DataFile,
-    StatsInfo,
-    expert_input,
-    linear_inputs,
-    model_fingerprint,
-    pooled_input,
-)
+from strata.store.calibration import CalibrationStats, DataFile, StatsInfo, model_fingerprint
+from strata.store.calibration_inputs import expert_input, linear_inputs, pooled_input
 from strata.store.calibration_writer import MemberStats, StatsWriter
 
 

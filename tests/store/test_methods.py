@@ -14,9 +14,10 @@ from tiny_model import mla_spec, moe_spec
 from whole_model import make_stats, whole_model
 
 from strata.core import ExpertId
-from strata.errors import StoreError, UsageError, WeightValueError
+from strata.errors import StoreError, StrataError, UsageError, WeightValueError
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import CalibrationStats, row_inputs, values_input
+from strata.store.calibration import CalibrationStats, stats_layout
+from strata.store.calibration_inputs import row_inputs, values_input
 from strata.store.convert import ConvertReport, convert
 from strata.store.formats import FORMATS
 from strata.store.inputs import Inputs
@@ -172,8 +173,30 @@ def test_other_statistics_continue_nothing(
     with pytest.raises(KeyboardInterrupt):
         convert(*sources, tmp_path / "s", all_parts("gptq"), progress=stop, stats=stats)
     other = make_stats(tmp_path / "other", model, seed=1)
-    with pytest.raises(StoreError, match=r"differs in its options: stats: it has '[0-9a-f]{16}'"):
+    with pytest.raises(StoreError, match=r"options: stats is [0-9a-f]{16} there, [0-9a-f]{16} now\n"):
         run(model, tmp_path / "s", all_parts("gptq"), other)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a byte of the moments", "a byte of a maximum"])
+def test_damaged_statistics_are_refused_before_anything_is_written(
+    model: SmallModel, tmp_path: Path, damage: str
+) -> None:
+    """Found midway, they left an unfinished store that no other statistics could continue."""
+    stats = make_stats(tmp_path / "stats", model)
+    layout = {entry.name: entry for entry in stats_layout(stats.info).entries}
+    data = bytearray(stats.path.read_bytes())
+    if damage == "cut off":
+        data = data[:-100]
+    else:
+        name = "moments" if "moments" in damage else "absmax"
+        entry = layout[f"layers.1.attn.out.weight.{name}"]
+        data[entry.offset + 2] ^= 1
+    stats.path.write_bytes(data)
+    with pytest.raises(
+        StrataError, match=r"(checksum differs|truncated: )[^\0]*remedy: run `strata calibrate` again"
+    ):
+        run(model, tmp_path / "s", all_parts("gptq"), CalibrationStats(stats.path))
+    assert [path.name for path in tmp_path.iterdir()] == ["stats"]
 
 
 def test_mla_is_rounded_head_by_head(tmp_path: Path) -> None:

@@ -10,13 +10,8 @@ from fakes import FakeSource, SmallModel
 from tiny_model import TinyStore
 
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import (
-    CalibrationStats,
-    LinearInput,
-    StatsInfo,
-    linear_inputs,
-    model_fingerprint,
-)
+from strata.store.calibration import CalibrationStats, StatsInfo, model_fingerprint
+from strata.store.calibration_inputs import LinearInput, linear_inputs
 from strata.store.calibration_writer import MemberStats, StatsWriter
 from strata.store.names import EMBED, HEAD
 from strata.store.source import SourceRows, TargetExpert, TargetTensor

@@ -15,7 +15,13 @@ from strata.engine.calibrate.accumulate import Accumulator
 from strata.engine.calibrate.recording import RecordingBackend
 from strata.errors import NumericalError
 from strata.plan.spec import ModelSpec
-from strata.store.calibration import EXPERT_PARTS, expert_input, layer_inputs, pooled_input, values_input
+from strata.store.calibration_inputs import (
+    EXPERT_PARTS,
+    expert_input,
+    layer_inputs,
+    pooled_input,
+    values_input,
+)
 from strata.store.calibration_writer import StatsWriter
 
 Floats = NDArray[np.float32]

@@ -10,9 +10,13 @@ import click
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.effects import refuse_idle
 from strata.interfaces.commands.recording_options import timeline_option
 
 _MAX_TOKENS, _MAX_STREAMS = 1 << 20, 64
+_OF_ONE_KIND = {"--speculative": ("draft", "texts"), "--dry-launch": ("launch_us",)}
+_USUAL = ("prompts", "depths", "seed", "ops", "no_warmup", "timeline", "as_csv")
+_NOT_IN = {"--speculative": (*_USUAL, "streams"), "--dry-launch": (*_USUAL, "generate", "repetitions")}
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
@@ -123,11 +127,14 @@ def command(
     """
     form = _form(as_csv, as_json)
     kind = _kind(speculative, dry_launch)
-    given = {"--csv": as_csv, "--ops": ops, "--no-warmup": no_warmup, "--timeline": timeline is not None}
-    _check_options(kind, {"--model-draft": draft, "--texts": texts}, launch_us, given)
+    _refuse_idle(kind)
+    if math.isnan(launch_us):
+        raise UsageError("--launch-us is no number", remedy="microseconds, e.g. 4")
     config = _config(config_file, settings, _one_model(positional, model), threads, draft)
     if speculative:
-        _compare_drafts(config, max(generate), repetitions, texts.split(",") if texts else [], as_json)
+        _compare_drafts(
+            config, _one_length(generate), repetitions, texts.split(",") if texts is not None else [], as_json
+        )
         return
     if dry_launch:
         _count_launches(config, streams, launch_us / 1e6, as_json)
@@ -151,34 +158,35 @@ def _kind(speculative: bool, dry_launch: bool) -> str:
     return "--speculative" if speculative else "--dry-launch" if dry_launch else ""
 
 
-def _check_options(
-    kind: str, speculative: dict[str, str | None], launch_us: float, given: dict[str, bool]
-) -> None:
-    """UsageError for options that would have no effect. speculative: those for --speculative only; given:
-    those that only the usual kind knows."""
-    idle = [name for name, there in given.items() if there and kind]
-    if idle:
-        raise UsageError(f"{idle[0]} has no effect with {kind}", remedy="leave one of them out")
-    for name, value in speculative.items():
-        if value is not None and kind != "--speculative":
-            raise UsageError(f"{name} has an effect with --speculative only", remedy="add it")
-    if math.isnan(launch_us):
-        raise UsageError("--launch-us is no number", remedy="microseconds, e.g. 4")
+def _refuse_idle(kind: str) -> None:
+    """UsageError for options that belong to another kind of benchmark."""
+    for owner, names in _OF_ONE_KIND.items():
+        if kind != owner:
+            refuse_idle(names, f"has an effect with {owner} only", "add it, or leave the option out")
+    if kind:
+        refuse_idle(_NOT_IN[kind], f"has no effect with {kind}", "leave one of them out")
+
+
+def _one_length(generate: list[int]) -> int:
+    if len(generate) > 1:
+        numbers = ",".join(map(str, generate))
+        raise UsageError(f"--n-gen {numbers}: --speculative takes one number", remedy="e.g. -n 256")
+    return generate[0]
 
 
 def _one_model(positional: str | None, model: str | None) -> str | None:
-    if positional and model:
+    if positional is not None and model is not None:
         raise UsageError(f"two models: {positional} and --model {model}", remedy="name one")
-    return positional or model
+    return model if positional is None else positional
 
 
 def _config(
     file: str | None, settings: tuple[str, ...], model: str | None, threads: str | None, draft: str | None
 ) -> Config:
     overrides = [Override.parse(item) for item in settings]
-    overrides += [Override("model.path", model, "MODEL")] if model else []
-    overrides += [Override("backend.threads", threads, "--threads")] if threads else []
-    overrides += [Override("speculative.draft", draft, "--model-draft")] if draft else []
+    overrides += [Override("model.path", model, "MODEL")] if model is not None else []
+    overrides += [Override("backend.threads", threads, "--threads")] if threads is not None else []
+    overrides += [Override("speculative.draft", draft, "--model-draft")] if draft is not None else []
     config = load_config(file, overrides)
     if not config.model.path:
         raise UsageError("no model is given", remedy="strata bench demo, or a store's path")

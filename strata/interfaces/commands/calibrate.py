@@ -84,7 +84,8 @@ def command(
 
 
 def _as_json(report: CalibrationReport, out: str) -> dict[str, object]:
-    from strata.store.calibration import CalibrationStats, expert_input
+    from strata.store.calibration import CalibrationStats
+    from strata.store.calibration_inputs import expert_input
 
     stats, spec = CalibrationStats(report.path), report.info.spec
     routed = [layer for layer in range(spec.layers) if spec.is_moe(layer)]

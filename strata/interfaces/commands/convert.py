@@ -105,12 +105,13 @@ def command(
         allow_nan=allow_nan,
         keep_quantized=not requantize,
         overrides=_layer_formats(layers),
-        methods=parse_methods(method) if method else {},
+        methods=parse_methods(method) if method is not None else {},
         act_order=act_order,
         alpha=None if alpha == _GRID else _number(alpha),
         clip=clip,
         force=force,
     )
+    _refuse_idle(options, requantize, budget)
     if data and alpha != _GRID:
         raise UsageError(f"--data has an effect with --alpha {_GRID} only", remedy="add it, or leave it out")
     if alpha == _GRID:
@@ -121,6 +122,17 @@ def command(
         click.echo(json.dumps({**vars(report), "path": str(report.path)}, indent=2))
     else:
         _print(report, out)
+
+
+def _refuse_idle(options: ConvertOptions, requantize: bool, budget: str | None) -> None:
+    """UsageError for what would change nothing; what ConvertOptions can tell, it says itself."""
+    from strata.store.options import AUTO, DEFAULT_FORMATS
+
+    if requantize and budget is None and all(getattr(options, part) != AUTO for part in DEFAULT_FORMATS):
+        formats = ", ".join(f"{part}={getattr(options, part)}" for part in DEFAULT_FORMATS)
+        raise UsageError(
+            f"--requantize is for parts in auto, and there are none: {formats}", remedy="leave it out"
+        )
 
 
 def _convert(
@@ -135,7 +147,8 @@ def _convert(
     refine = _within(budget, stats) if budget is not None else None
     try:
         with progress_bar("converting") as progress:
-            found = CalibrationStats(Path(stats)) if stats and (options.calibrated or not budget) else None
+            used = options.calibrated or budget is None
+            found = CalibrationStats(Path(stats)) if stats is not None and used else None
             return import_checkpoint(model_path(source), out, options, progress, refine, further, found)
     except KeyboardInterrupt:
         note("stopped; the same command continues")
@@ -187,6 +200,8 @@ def _within(budget: str, stats: str | None) -> Refine:
         size = parse_size(budget)
     except ValueError as error:
         raise UsageError(f"--budget {budget!r} {error}", remedy="e.g. 60GiB") from None
+    if size == 0:
+        raise UsageError(f"--budget {budget} leaves no byte for a weight", remedy="e.g. 60GiB")
     return within(size, Path(stats), budget)
 
 

@@ -11,6 +11,7 @@ import click
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
+from strata.interfaces.commands.effects import refuse_idle
 from strata.interfaces.commands.recording_options import record_trace_option, timeline_option
 from strata.interfaces.commands.speculation_flags import FLAGS, no_draft_option, off, origin
 
@@ -116,9 +117,13 @@ def command(
                 "--serve does not go with --prompt, --raw, --json, --json-schema or --grammar",
                 remedy="leave one of them out",
             )
+        refuse_idle(("chat__system",), "has no effect with --serve", "requests bring their system prompt")
         from strata.interfaces.commands.serve import start
 
         return start(config_file, overrides, show_config, timeline, record_trace)
+    if raw:
+        templated = ("chat__system", "chat__template")
+        refuse_idle(templated, "has no effect with --raw, which uses no template", "leave one of them out")
     config = load_config(config_file, overrides)
     if show_config:
         click.echo(config.show())

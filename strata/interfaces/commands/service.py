@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from strata.errors import UsageError
+
 if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.systemd.installation import Installation
 
@@ -45,6 +47,8 @@ def install(config_file: str, own: bool, name: str, account: str | None, now: bo
     """
     from strata.interfaces.systemd.installation import Installation
 
+    if only_print and now:
+        raise UsageError("--print changes nothing, --now starts the service", remedy="leave one of them out")
     installation = Installation(name, own)
     text = _unit(config_file, own, account)
     if only_print:
@@ -106,7 +110,6 @@ def uninstall(own: bool, name: str) -> None:
 
 
 def _unit(config_file: str, own: bool, account: str | None) -> str:
-    from strata.errors import UsageError
     from strata.interfaces.commands.serve import serving_config
     from strata.interfaces.hardware import remembered_machine, with_device
     from strata.interfaces.planning import plan_model

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from strata.config import Config, Override, load_config
 from strata.errors import UsageError
 from strata.interfaces.commands.bench import Numbers
+from strata.interfaces.commands.effects import given, refuse_idle
 
 _MAX_TOKENS, _MAX_REQUESTS = 1 << 17, 64
 _ROUNDS = ("rounds", "hardware", "seed", "as_json", "debug")
@@ -85,32 +85,33 @@ def command(
     if rounds:
         _rounds(hardware, seed, as_json)
         return
-    if positional and model:
+    if positional is not None and model is not None:
         raise UsageError(f"two models: {positional} and --model {model}", remedy="name one")
     overrides = [Override.parse(item) for item in settings]
-    path = positional or model
-    overrides += [Override("model.path", path, "MODEL")] if path else []
+    path = model if positional is None else positional
+    overrides += [Override("model.path", path, "MODEL")] if path is not None else []
     config = load_config(config_file, overrides)
     if not config.model.path:
         raise UsageError("no model is given", remedy="strata simulate demo, or the path of a config.json")
     from strata.interfaces.simulation import Workload
 
+    if trace is None:
+        refuse_idle(("only",), "chooses among the traces of --trace", "add --trace, or leave it out")
+    else:
+        refuse_idle(("seed",), "is of made-up routes, not of a recorded trace", "leave one of them out")
     _check_policy(policy)
     work = Workload(requests, prompt, answer, policy, trace, only, seed)
     _simulate(config, hardware, work, timeline, as_json)
 
 
-def _refuse_beside_rounds(context: click.Context) -> None:
+def _refuse_beside_rounds() -> None:
     """What was given and would have no effect is an error."""
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name in _ROUNDS or context.get_parameter_source(name) != ParameterSource.COMMANDLINE:
-            continue
-        word = "MODEL" if isinstance(parameter, click.Argument) else parameter.opts[-1]
-        raise UsageError(
-            f"--rounds has a model and a workload of its own: leave {word} out",
-            remedy="--hardware, --seed and --json go with it",
-        )
+    for name, word in given():
+        if name not in _ROUNDS:
+            raise UsageError(
+                f"--rounds has a model and a workload of its own: leave {word} out",
+                remedy="--hardware, --seed and --json go with it",
+            )
 
 
 def _check_policy(policy: str) -> None:
@@ -138,7 +139,7 @@ def _simulate(
 
 
 def _rounds(hardware: str | None, seed: int, as_json: bool) -> None:
-    _refuse_beside_rounds(click.get_current_context())
+    _refuse_beside_rounds()
     from strata.engine.simulate.rounds import PROFILE, rebuild
     from strata.engine.simulate.rounds_words import explain
     from strata.errors import HardwareError

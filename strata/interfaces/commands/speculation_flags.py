@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from strata.config import Override
+from strata.interfaces.commands.effects import refuse_idle
 
 DRAFTERS = ("-md", "--model-draft", "--draft-model")
 FLAGS = (
@@ -29,5 +30,8 @@ def no_draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def off(given: bool) -> list[Override]:
-    """What the flag says."""
+    """What the flag says. UsageError beside a flag that says what is to propose."""
+    if given:
+        idle = [option.replace(".", "__") for _, option, _, _ in FLAGS]
+        refuse_idle(idle, "has no effect with --no-draft", "leave one of them out")
     return [Override("speculative.use", "off", "--no-draft")] if given else []
