@@ -21,38 +21,64 @@ QueryTile make_tile(const AttentionArgs& args, const SequenceView& sequence, siz
     return tile;
 }
 
+// A step's sequences and how their queries are cut: `heads` query heads of at most `rows` rows are a tile.
+struct Cut {
+    const AttentionArgs& args;
+    const KvLayer& cache;
+    const SequenceView* sequences;
+    size_t count;
+    size_t group = args.heads / cache.kv_heads, heads = std::min<size_t>(group, kTileQueries);
+    size_t rows = kTileQueries / heads;
+
+    size_t tiles() const {
+        size_t found = 0;
+        for (size_t s = 0; s < count; ++s) found += pieces(sequences[s].count, rows);
+        return found * cache.kv_heads * pieces(group, heads);
+    }
+};
+
+// Tiles as large as can be, unless some threads would then wait for others: three heads of one draft on two
+// threads are better cut into six tiles. Where there are more than a few tiles for every thread, they spread.
+size_t rows_of_tile(Cut cut, size_t workers) {
+    constexpr size_t kEnough = 4, kLeastQueries = 8;
+    size_t longest = 1;
+    for (size_t s = 0; s < cut.count; ++s) longest = std::max(longest, cut.sequences[s].count);
+    size_t best = cut.rows = std::min(cut.rows, longest);
+    if (cut.tiles() >= kEnough * workers) return best;
+    size_t least = pieces(cut.tiles(), workers) * best;  // rows that one thread goes through
+    while (--cut.rows * cut.heads >= kLeastQueries) {
+        const size_t turns = pieces(cut.tiles(), workers) * cut.rows;
+        if (8 * turns > 7 * least) continue;
+        best = cut.rows;
+        least = turns;
+    }
+    return best;
+}
+
 // All tiles; a sequence's last rows first: they see most, and what takes longest should begin first.
-size_t make_tiles(const AttentionArgs& args, const KvLayer& cache, const SequenceView* sequences,
-                  size_t count, QueryTile* tiles) {
-    const size_t group = args.heads / cache.kv_heads, heads = std::min<size_t>(group, kTileQueries);
-    const size_t rows = kTileQueries / heads;
+size_t make_tiles(const Cut& cut, QueryTile* tiles) {
     size_t made = 0;
-    for (size_t s = 0; s < count; ++s)
-        for (size_t piece = pieces(sequences[s].count, rows); piece-- > 0;)
-            for (size_t head = 0; head < args.heads;) {
-                QueryTile& tile = tiles[made++] = make_tile(args, sequences[s], piece * rows, rows);
-                tile.kv_head = head / group;
+    for (size_t s = 0; s < cut.count; ++s)
+        for (size_t piece = pieces(cut.sequences[s].count, cut.rows); piece-- > 0;)
+            for (size_t head = 0; head < cut.args.heads;) {
+                QueryTile& tile = tiles[made++] =
+                    make_tile(cut.args, cut.sequences[s], piece * cut.rows, cut.rows);
+                tile.kv_head = head / cut.group;
                 tile.first_head = head;
-                tile.heads = std::min(heads, (tile.kv_head + 1) * group - head);
+                tile.heads = std::min(cut.heads, (tile.kv_head + 1) * cut.group - head);
                 head += tile.heads;
             }
     return made;
-}
-
-size_t most_tiles(const AttentionArgs& args, const KvLayer& cache, const SequenceView* sequences,
-                  size_t count) {
-    const size_t group = args.heads / cache.kv_heads, heads = std::min<size_t>(group, kTileQueries);
-    size_t tiles = 0;
-    for (size_t s = 0; s < count; ++s) tiles += pieces(sequences[s].count, kTileQueries / heads);
-    return tiles * cache.kv_heads * pieces(group, heads);
 }
 
 }  // namespace
 
 AttentionPlan plan_attention(Arena& arena, const AttentionArgs& args, const KvLayer& cache,
                              const SequenceView* sequences, size_t count, size_t workers) {
-    QueryTile* tiles = arena.take<QueryTile>(most_tiles(args, cache, sequences, count));
-    const size_t tile_count = make_tiles(args, cache, sequences, count, tiles);
+    Cut cut{args, cache, sequences, count};
+    cut.rows = rows_of_tile(cut, workers);
+    QueryTile* tiles = arena.take<QueryTile>(cut.tiles());
+    const size_t tile_count = make_tiles(cut, tiles);
     AttentionPlan plan{};
     for (size_t i = 0; i < tile_count; ++i) plan.cost += tiles[i].cost();
     // A thread's share holds at least four such tiles, so that they can be spread evenly.

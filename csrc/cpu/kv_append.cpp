@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cpu/parallel.h"
+#include "cpu/vec8.h"
 
 namespace strata::cpu {
 namespace {
@@ -22,8 +23,16 @@ uint16_t to_bf16(float x) {
 
 // scale = max|x| / 127; NaN if any element is infinite or NaN, so that whatever meets it becomes NaN.
 float scale_of(const float* x, size_t dim) {
-    float top = 0.0f, poison = 0.0f;
-    for (size_t i = 0; i < dim; ++i) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 tops = _mm256_setzero_ps(), poisons = _mm256_setzero_ps();
+    size_t i = 0;
+    for (; i + 8 <= dim; i += 8) {
+        const __m256 values = _mm256_loadu_ps(x + i);
+        tops = _mm256_max_ps(tops, _mm256_andnot_ps(sign, values));
+        poisons = _mm256_fmadd_ps(values, _mm256_setzero_ps(), poisons);
+    }
+    float top = vec8::max(tops), poison = vec8::sum(poisons);
+    for (; i < dim; ++i) {
         top = std::max(top, std::fabs(x[i]));
         poison += 0.0f * x[i];
     }
@@ -87,38 +96,87 @@ void store_groups(const KvLayer& cache, const float* x, size_t dim, float* scale
     }
 }
 
+// kCodePlace of every four of 16.
+const uint8_t* order_codes(const uint8_t* codes, uint8_t* ordered) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(ordered), _mm_shuffle_epi8(found, order));
+    return ordered;
+}
+
 void store_key(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
     uint8_t* base = cache.keys(block, head) + cache.key_offset(slot);
     const size_t step = cache.key_lanes() * 4, n = cache.per_lane(), stored = cache.stored_key_dim();
     const float fixed = cache.per_tensor ? cache.steps->keys[0] : 1.0f;
     const auto place = [&](size_t first, const uint8_t* bytes) {
-        for (size_t i = first; i < std::min(first + kLanes, stored); i += n, bytes += 4) {
-            uint8_t* lane = base + i / n * step;
-            if (cache.coded())
-                for (size_t j = 0; j < n; ++j) lane[kCodePlace[j]] = bytes[j];
-            else
-                std::memcpy(lane, bytes, 4);
-        }
+        uint8_t ordered[kLanes];
+        if (cache.coded()) bytes = order_codes(bytes, ordered);
+        for (size_t i = first; i < std::min(first + kLanes, stored); i += n, bytes += 4)
+            std::memcpy(base + i / n * step, bytes, 4);
     };
     store_groups(cache, x, cache.key_dim, cache.key_scales(block, head) + slot, fixed, place);
 }
 
+// One byte of each of 16 lanes, the others stay: of other tokens.
+void place_codes(const uint8_t* codes, int place, uint8_t* chunk) {
+    const __m256i hole = _mm256_set1_epi32(static_cast<int>(0xffu << (8 * place)));
+    for (int half = 0; half < 2; ++half) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * half));
+        const __m256i moved = _mm256_sll_epi32(_mm256_cvtepu8_epi32(bytes), _mm_cvtsi32_si128(8 * place));
+        __m256i* lanes = reinterpret_cast<__m256i*>(chunk + 32 * half);
+        _mm256_storeu_si256(lanes,
+                            _mm256_or_si256(_mm256_andnot_si256(hole, _mm256_loadu_si256(lanes)), moved));
+    }
+}
+
 void store_value(const KvLayer& cache, uint8_t* block, size_t head, size_t slot, const float* x) {
     const size_t n = cache.per_lane(), width = cache.element_bytes();
-    const size_t place_in_lane = cache.coded() ? kCodePlace[slot % n] : slot % n;
-    uint8_t* base = cache.values(block, head) + slot / n * kChunkBytes + place_in_lane * width;
+    uint8_t* base = cache.values(block, head) + slot / n * kChunkBytes;
     const float fixed = cache.per_tensor ? cache.steps->values[0] : 1.0f;
     const auto place = [&](size_t first, const uint8_t* bytes) {
         uint8_t* chunk = base + first / kLanes * cache.value_chunk_bytes();
-        for (size_t i = 0; i < kLanes; ++i) std::memcpy(chunk + 4 * i, bytes + i * width, width);
+        if (cache.coded()) return place_codes(bytes, kCodePlace[slot % n], chunk);
+        for (size_t i = 0; i < kLanes; ++i)
+            std::memcpy(chunk + 4 * i + slot % n * width, bytes + i * width, width);
     };
     store_groups(cache, x, cache.value_dim, cache.value_scales(block, head) + slot, fixed, place);
 }
 
-void append_token(const KvLayer& cache, uint8_t* block, size_t slot, const float* k, const float* v) {
-    for (size_t head = 0; head < cache.kv_heads; ++head) {
-        store_key(cache, block, head, slot, k + head * cache.key_dim);
-        if (!cache.value_in_key) store_value(cache, block, head, slot, v + head * cache.value_dim);
+// Up to four tokens of one sequence, of which no lane of values has any beside them.
+constexpr size_t kQuad = 4;
+
+size_t quads_of(const SequenceView& sequence) {
+    return sequence.count == 0 ? 0
+                               : (sequence.start + sequence.count - 1) / kQuad - sequence.start / kQuad + 1;
+}
+
+struct Rows {
+    const KvLayer& cache;
+    const float *k, *v;  // v: null with value_in_key
+    size_t key_width = cache.kv_heads * cache.key_dim, value_width = cache.kv_heads * cache.value_dim;
+};
+
+void append_quad(const Rows& rows, const SequenceView& sequence, size_t head, size_t quad) {
+    const KvLayer& cache = rows.cache;
+    const size_t first = std::max(sequence.start, (sequence.start / kQuad + quad) * kQuad);
+    const size_t end = std::min(sequence.start + sequence.count, (first / kQuad + 1) * kQuad);
+    uint8_t* block = cache.block(static_cast<size_t>(sequence.pages[first / cache.page_tokens]));
+    for (size_t position = first; position < end; ++position) {
+        const size_t row = sequence.first_row + position - sequence.start,
+                     slot = position % cache.page_tokens;
+        store_key(cache, block, head, slot, rows.k + row * rows.key_width + head * cache.key_dim);
+        if (!cache.value_in_key)
+            store_value(cache, block, head, slot, rows.v + row * rows.value_width + head * cache.value_dim);
+    }
+}
+
+// Quads [begin, end) of one head, counted over all sequences.
+void append_quads(const Rows& rows, const SequenceView* sequences, size_t head, size_t begin, size_t end) {
+    for (size_t first = 0; first < end; ++sequences) {
+        const size_t last = first + quads_of(*sequences);
+        for (size_t quad = std::max(begin, first); quad < std::min(end, last); ++quad)
+            append_quad(rows, *sequences, head, quad - first);
+        first = last;
     }
 }
 
@@ -126,24 +184,14 @@ void append_token(const KvLayer& cache, uint8_t* block, size_t slot, const float
 
 void kv_append(ThreadPool& pool, const KvLayer& cache, const SequenceView* sequences, size_t count,
                const float* k, const float* v) {
-    const size_t key_width = cache.kv_heads * cache.key_dim;
-    const size_t value_width = cache.kv_heads * cache.value_dim;
-    const auto append = [&](const SequenceView& seq, size_t i) {
-        const size_t position = seq.start + i, row = seq.first_row + i;
-        const size_t page = static_cast<size_t>(seq.pages[position / cache.page_tokens]);
-        append_token(cache, cache.block(page), position % cache.page_tokens, k + row * key_width,
-                     cache.value_in_key ? nullptr : v + row * value_width);
-    };
-    size_t tokens = 0;
-    for (size_t s = 0; s < count; ++s) tokens += sequences[s].count;
-    // Split over the tokens of all sequences: one of decoding has a single one.
-    parallel_for(pool, tokens, 8 * key_width, [&](size_t begin, size_t end) {
-        size_t first = 0;  // of a sequence, counted over all
-        for (size_t s = 0; s < count; first += sequences[s++].count) {
-            const size_t last = first + sequences[s].count;
-            for (size_t i = std::max(begin, first); i < std::min(end, last); ++i)
-                append(sequences[s], i - first);
-        }
+    const Rows rows{cache, k, v};
+    size_t quads = 0;
+    for (size_t s = 0; s < count; ++s) quads += quads_of(sequences[s]);
+    // Head after head: tokens of one head lie in the same cache lines, in which two threads should not write.
+    parallel_for(pool, cache.kv_heads * quads, 8 * kQuad * cache.key_dim, [&](size_t begin, size_t end) {
+        for (size_t head = begin / quads; head * quads < end; ++head)
+            append_quads(rows, sequences, head, std::max(begin, head * quads) - head * quads,
+                         std::min(end, (head + 1) * quads) - head * quads);
     });
 }
 

@@ -172,8 +172,9 @@ STRATA_INLINE void sweep(int queries, const Work& work) {
     for (; query + kTile <= queries; query += kTile) Work::template run<kTile>(work, query);
     if constexpr (kTile > 4)
         for (; query + 4 <= queries; query += 4) Work::template run<4>(work, query);
-    for (; query + 2 <= queries; query += 2) Work::template run<2>(work, query);
-    for (; query < queries; query++) Work::template run<1>(work, query);
+    if (queries - query == 3) return Work::template run<3>(work, query);
+    if (queries - query == 2) return Work::template run<2>(work, query);
+    if (queries - query == 1) Work::template run<1>(work, query);
 }
 
 template <class Kv>
@@ -184,7 +185,7 @@ static void attend(const KvShape& shape, const KvBlock& block, const KvBlock& ah
         else
             sweep(tile.queries, Scores<Kv, false>{shape, block, ahead, pair, tile});
     }
-    for (int query = 0; query < tile.queries; query++) weigh<Kv>(shape, block, query, tile);
+    weigh_all<Kv>(shape, block, tile);
     for (int chunk = 0; chunk < shape.value_chunks; chunk++)
         sweep(tile.queries, Values<Kv>{shape, block, ahead, chunk, tile});
 }

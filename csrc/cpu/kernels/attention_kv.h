@@ -73,7 +73,7 @@ STRATA_INLINE void add_chunk(Ints chunk, const typename Kv::X* const (&x)[T], in
     Kv::unpack(chunk, part);
 #pragma GCC unroll 2
     for (int j = 0; j < Kv::kParts; j++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < T; t++)
             sum[t] = Kv::mac(sum[t], part[j], x[t] + step * Kv::kPerLane + j * kPartX);
 }

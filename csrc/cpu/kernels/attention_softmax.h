@@ -88,23 +88,35 @@ STRATA_INLINE void weigh_nothing(const KvShape& shape, AttentionTile& tile, int 
     }
 }
 
-// Turns the query's scores into weights and moves top, sums and shrink on.
-template <class Kv>
-static void weigh(const KvShape& shape, const KvBlock& block, int query, AttentionTile& tile) {
-    const int vectors = (block.tokens + kLanes - 1) / kLanes;
-    const int begin = tile.begin[query], end = tile.end[query];
-    if (begin >= end) return weigh_nothing<Kv>(shape, tile, query, vectors);
+// What a query sees of the block in its scores, and the largest of them, in `top`.
+STRATA_INLINE float largest_seen(int query, int vectors, AttentionTile& tile) {
     float* scores = tile.scores[query];
-    hide(scores, begin, end, vectors);
+    hide(scores, tile.begin[query], tile.end[query], vectors);
     Floats highest = load_floats(scores);
     for (int i = 1; i < vectors; i++) highest = max_floats(highest, load_floats(scores + i * kLanes));
-    const float block_top = largest(highest), old_top = tile.top[query];
-    const float top = block_top > old_top ? block_top : old_top;
-    const float shrink = exp_float(old_top - top);
-    Floats sums = mul(load_floats(tile.sums[query]), set_floats(shrink));
+    return largest(highest);
+}
+
+// Moves tops and shrinks of all queries on, 16 at a time. block_tops: see largest_seen.
+STRATA_INLINE void raise_tops(const float* block_tops, AttentionTile& tile) {
+    for (int query = 0; query < tile.queries; query += kLanes) {
+        const Floats before = load_floats(tile.top + query);
+        const Floats top = max_floats(load_floats(block_tops + query), before);  // NaN does not count
+        store_floats(tile.shrink + query, exp_floats(sub(before, top)));
+        store_floats(tile.top + query, top);
+    }
+}
+
+// Turns a query's scores into weights and moves its sums on. Returns the largest weight of each lane, as
+// encode_weights takes it.
+template <class Kv>
+STRATA_INLINE Ints weigh(const KvBlock& block, int query, int vectors, AttentionTile& tile) {
+    float* scores = tile.scores[query];
+    const Floats top = set_floats(tile.top[query]);
+    Floats sums = mul(load_floats(tile.sums[query]), set_floats(tile.shrink[query]));
     Ints most = set_ints(0);
     for (int i = 0; i < vectors; i++) {
-        Floats w = exp_floats(sub(load_floats(scores + i * kLanes), set_floats(top)));
+        Floats w = exp_floats(sub(load_floats(scores + i * kLanes), top));
         sums = add(sums, w);
         if constexpr (Kv::kGrouped) {
             // Minus 1 where hidden.
@@ -119,12 +131,30 @@ static void weigh(const KvShape& shape, const KvBlock& block, int query, Attenti
         store_floats(scores + i * kLanes, w);
     }
     store_floats(tile.sums[query], sums);
-    tile.top[query] = top;
-    tile.shrink[query] = shrink;
-    if constexpr (Kv::kGrouped)
-        encode_groups(shape, block, query, vectors, tile);
-    else if constexpr (Kv::kScaled)
-        encode_weights(scores, query, vectors, most, tile.groups[0]);
+    return most;
+}
+
+// The block's scores of all queries become weights. Step by step for all of them: what one query waits for in
+// a step, another one fills.
+template <class Kv>
+static void weigh_all(const KvShape& shape, const KvBlock& block, AttentionTile& tile) {
+    const int vectors = (block.tokens + kLanes - 1) / kLanes;
+    alignas(kChunkBytes) float block_tops[kTileQueries];
+    for (int query = 0; query < tile.queries; query++)
+        block_tops[query] =
+            tile.begin[query] < tile.end[query] ? largest_seen(query, vectors, tile) : -__builtin_inff();
+    raise_tops(block_tops, tile);
+    for (int query = 0; query < tile.queries; query++) {
+        if (tile.begin[query] >= tile.end[query]) {
+            weigh_nothing<Kv>(shape, tile, query, vectors);
+            continue;
+        }
+        const Ints most = weigh<Kv>(block, query, vectors, tile);
+        if constexpr (Kv::kGrouped)
+            encode_groups(shape, block, query, vectors, tile);
+        else if constexpr (Kv::kScaled)
+            encode_weights(tile.scores[query], query, vectors, most, tile.groups[0]);
+    }
 }
 
 }  // namespace
