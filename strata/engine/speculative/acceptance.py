@@ -47,15 +47,18 @@ class Acceptance:
     """One request's of one proposer, by the trust that it puts into each token that it proposes.
 
     shared: what all its requests saw. misses: verifications in a row whose first token was wrong.
+    guesses: how often each trust is thought to be right before anything was tested; (): as often as the
+    tokens before.
     """
 
     shared: dict[Key, Counts]
+    guesses: Sequence[float] = ()
     own: dict[Key, Counts] = field(default_factory=dict)
     misses: int = 0
 
     def first(self, trust: int) -> float:
         """The chance that a draft's first token is accepted, after so many that were not."""
-        rate = FIRST_GUESS / AFTER_MISS
+        rate = (self.guesses[trust] if self.guesses else FIRST_GUESS) / AFTER_MISS
         for misses in range(self.misses + 1):
             rate = self._rate((trust, misses), AFTER_MISS * rate)
         return rate
@@ -68,7 +71,8 @@ class Acceptance:
         found, last, rate = [chance], _INSIDE, self._rate((trusts[0], 0), FIRST_GUESS)
         for trust in trusts[1:]:
             if trust != last:
-                last, rate = trust, self._rate((trust, _INSIDE), rate, GUESS_WEIGHT)
+                guess = self.guesses[trust] if self.guesses else rate
+                last, rate = trust, self._rate((trust, _INSIDE), guess, GUESS_WEIGHT)
             chance *= rate
             found.append(chance)
         return found

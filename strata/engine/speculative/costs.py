@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 
-from strata.core import MOST_DRAFTED, Request
+from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.acceptance import Acceptance, Counts, Key
 from strata.engine.speculative.choice import Choice, choose
-from strata.engine.speculative.draft_costs import WITH_THE_FIRST, DraftCosts
 from strata.engine.speculative.draft_length import LengthOptions
-from strata.engine.speculative.ledger import LOSS, Ledger, Promise
+from strata.engine.speculative.drafting import Drafting, DraftState
+from strata.engine.speculative.ledger import Ledger, Promise
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
-from strata.engine.speculative.retry import LAST, Retry
 from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
@@ -25,17 +23,11 @@ costs no more than REST_SHARE of the time: of a model whose steps take 0.4 ms it
 REST_SHARE, LONGEST_REST = 0.01, 8
 DOUBT_AFTER = 128
 """Steps without any draft after which times that were measured once or twice are measured anew."""
-ASKED_EVERY = 4
-"""Steps between two looks at whether a proposer pays that did not: only tests change what is known."""
-TRUSTS = tuple((place + 1).bit_length() for place in range(MOST_DRAFTED))
-"""A draft model's tokens are accepted less or more often by their place: by powers of two."""
-MOST_WON = 256.0
-"""Plain steps: what a draft model won by earlier requests that it may stake on reading the next one."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one request. free, drafted: acceptance of what costs nothing and of what does.
+    """What is known of one request. free: acceptance of what costs nothing; drafting: of what does.
 
     trusts: of the draft that is verified; shadow: first token, and its trust, of a free proposal of which
     nothing is.
@@ -43,8 +35,7 @@ class _State:
 
     ledger: Ledger
     free: Acceptance
-    drafted: Acceptance
-    retry: Retry
+    drafting: DraftState | None
     trusts: tuple[int, ...] = ()
     shadow: tuple[int, int] | None = None
 
@@ -67,17 +58,16 @@ class ByCosts:
         spare: Proposer | None = None,
     ) -> None:
         self._free = proposer if proposer.free else spare
-        self._draft = None if proposer.free else DraftCosts(proposer, clock)
+        self._draft = None if proposer.free else Drafting(proposer, clock, lengths.most, promise)
         self._most = lengths.most
         self._times = StepTimes(estimate)
         self._promise = promise
-        self._shared: tuple[dict[Key, Counts], dict[Key, Counts]] = {}, {}
+        self._shared: dict[Key, Counts] = {}
         self._states: dict[str, _State] = {}
         self._table: StepTable | None = None
         self._by_draft = False
-        self._retry_after = self._since_plain = self._since_draft = self._rest = 0
+        self._since_plain = self._since_draft = self._rest = 0
         self._doubt_at = DOUBT_AFTER
-        self._won = 0.0
 
     @property
     def known(self) -> set[str]:
@@ -87,7 +77,7 @@ class ByCosts:
     @property
     def drafted_by(self) -> str:
         """The draft model, or what proposes in its place."""
-        proposer = self._draft.proposer if self._by_draft and self._draft is not None else self._free
+        proposer = self._draft.costs.proposer if self._by_draft and self._draft is not None else self._free
         return "" if proposer is None else proposer.name
 
     def forget(self, request_id: str) -> None:
@@ -124,14 +114,10 @@ class ByCosts:
         state = self._states.get(work.request.request_id)
         if state is None:
             return
-        if self._by_draft and (accepted or rejected):
-            state.drafted.add(state.trusts, accepted, rejected)
-            state.retry.tested(accepted > 0)
-            self._retry_after = state.retry.after
-        else:
-            state.retry.waited()
-            if work.draft and not self._by_draft:
-                state.free.add(state.trusts, accepted, rejected)
+        if self._draft is not None and state.drafting is not None:
+            self._draft.verified(state.drafting, work)
+        if work.draft and not self._by_draft:
+            state.free.add(state.trusts, accepted, rejected)
         first = work.start + 1
         if state.shadow is not None and first < len(work.request.tokens):
             token, trust = state.shadow
@@ -142,7 +128,7 @@ class ByCosts:
     def charge(self, seconds: float) -> None:
         """The proposer worked beside proposing."""
         if self._draft is not None:
-            self._draft.spent += seconds
+            self._draft.costs.spent += seconds
 
     def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, drafting: float) -> None:
         """A step that only decoded: its time, and what it cost or gained each request."""
@@ -160,12 +146,12 @@ class ByCosts:
         table.add(rows, seconds)
         if not table.known:
             return
-        owed = self._draft.settle() / table.plain if self._draft is not None else 0.0
+        owed = self._draft.costs.settle() / table.plain if self._draft is not None else 0.0
         if self._since_draft >= REST_AFTER and owed < REST_SHARE:
             self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
         took = owed + (table.worst(rows) if rows > requests else 1.0)
-        if self._by_draft or owed:
-            self._won = min(MOST_WON, self._won + sum(kept) / requests - took)
+        if self._draft is not None and (self._by_draft or owed):
+            self._draft.win(sum(kept) / requests - took)
         self._enter(works, took, kept if rows > requests else [1] * requests)
 
     def _enter(self, works: Sequence[Work], took: float, kept: Sequence[int]) -> None:
@@ -177,9 +163,9 @@ class ByCosts:
     def _state(self, request: Request) -> _State:
         state = self._states.get(request.request_id)
         if state is None:
-            free, drafted = self._shared
+            drafting = None if self._draft is None else self._draft.state()
             state = self._states[request.request_id] = _State(
-                Ledger(self._promise), Acceptance(free), Acceptance(drafted), Retry(1, self._retry_after)
+                Ledger(self._promise), Acceptance(self._shared), drafting
             )
         return state
 
@@ -203,84 +189,10 @@ class ByCosts:
     def _drafts(
         self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable, rate: float
     ) -> list[tuple[int, ...]] | None:
-        """The draft model's, where they promise more than `rate` or it is time to try it; else None."""
-        draft = self._draft
-        assert draft is not None
-        due = [state.retry.due for state in states]
-        if not any(due) and all(state.retry.untested % ASKED_EVERY for state in states):
-            return None
-        token = draft.token(table.plain)
-        chances = [
-            state.drafted.chances(TRUSTS[: min(ask.count, self._most)])
-            for ask, state in zip(asks, states, strict=True)
-        ]
-        left = _left(states)
-        draft.reads = False
-        lengths, promised = choose(chances, left, table, token)
-        if promised <= rate or not any(lengths):
-            lengths = self._tried(asks, states, table, token, left)
-        lengths = self._caught_up(asks, lengths, table, left - (table.worst(len(asks) + 1) - 1 + token))
-        places = [place for place, length in enumerate(lengths) if length]
-        if not places:
-            for state in states:
-                if state.retry.due and not draft.reads:
-                    state.retry.later()
-            return None
-        found: list[tuple[int, ...]] = [()] * len(asks)
-        wanted = [Ask(asks[place].request, lengths[place], asks[place].sampler) for place in places]
-        for place, proposal in zip(places, draft.propose(wanted), strict=True):
-            found[place] = proposal.tokens
-            states[place].trusts = TRUSTS[: len(proposal.tokens)]
-        return found
-
-    def _tried(
-        self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable, token: float, left: float
-    ) -> list[int]:
-        """One token for the request that has been without for longest, where it can be afforded."""
+        """The draft model's, where they promise more than `rate`; else None."""
         assert self._draft is not None
-        lengths = [0] * len(asks)
-        due = [place for place, state in enumerate(states) if state.retry.due and asks[place].count]
-        if not due:
-            return lengths
-        if not self._draft.could_pay(len(asks), table, token):
-            for place in due:
-                states[place].retry.after = LAST
-            self._retry_after = LAST
-            due = [place for place in due if states[place].retry.due]
-        if due and table.worst(len(asks) + 1) + token <= 1 + left:
-            lengths[max(due, key=lambda place: states[place].retry.untested)] = 1
-        return lengths
-
-    def _caught_up(self, asks: Sequence[Ask], lengths: list[int], table: StepTable, left: float) -> list[int]:
-        """The lengths, 0 for those whose text the draft has not read: it reads what may be spent on it. What
-        is left then says whether the next step has drafts."""
-        draft = self._draft
-        assert draft is not None
-        each = draft.reading(table.plain)
-        found = [0] * len(asks)
-        for place, length in enumerate(lengths):
-            behind = draft.proposer.behind(asks[place].request) if length else None
-            if behind is None:
-                continue
-            if behind > WITH_THE_FIRST:
-                spend = max(left, self._won) if self._promise == "request" else left
-                if behind * each > spend + LOSS * _coming(asks[place].request) / 2:
-                    continue  # most of the answer would be over
-                count = min(behind, draft.readable(spend, table.plain))
-                if count:
-                    draft.read(asks[place], count)
-                    if count * each > left:  # then it is what was won that paid
-                        self._won -= draft.forgive(self._won, table.plain)
-                    left -= count * each
-            else:
-                found[place] = length
-        return found
-
-
-def _coming(request: Request) -> float:
-    """Tokens that the request may still bring."""
-    asked = request.sampling.max_tokens
-    return inf if asked is None else asked - len(request.generated)
+        drafting = [state.drafting for state in states if state.drafting is not None]
+        return self._draft.propose(asks, drafting, _left(states), table, rate)
 
 
 def _left(states: Sequence[_State]) -> float:

@@ -12,9 +12,9 @@ from strata.backends.base import KvSpec
 from strata.core import Request
 from strata.engine.executor import Executor
 from strata.engine.scheduler import Work
+from strata.engine.speculative.draft import Draft
 from strata.engine.speculative.proposer import Ask, Proposal
 from strata.engine.speculative.vocabulary import IdMap
-from strata.errors import StrataError
 from strata.memory.kv_pages import KvPages, PageCopy
 from strata.model.decoder import Decoder
 
@@ -41,14 +41,15 @@ class _Text:
         while same < min(len(mine), len(tokens)) and mine[same] == tokens[same]:
             same += 1
         self.cut(same)
-        self.add(tokens[same:])
+        mine += tokens[same:]
+        self.keep_up()
         self.own.computed = min(self.own.computed, same, len(mine) - 1)
         self.certain = len(mine)
 
-    def add(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
-        self.tokens += tokens
-        self.own.tokens += tokens if self.ids is None else self.ids.ids(tokens)
+    def keep_up(self) -> None:
+        """`tokens` went on: so does the draft's own text."""
+        new = self.tokens[len(self.own.tokens) :]
+        self.own.tokens += new if self.ids is None else self.ids.ids(new)
 
     def cut(self, length: int) -> None:
         """It does not go on like that."""
@@ -91,25 +92,21 @@ class DraftModel:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """The asked requests go forward together, a token at a time."""
-        drafts: list[list[int]] = [[] for _ in asks]
-        ready = []
-        for place, ask in enumerate(asks):
+        drafts = {}
+        for ask in asks:
             text = self._text(ask.request)
             if text is not None and self._catch_up(text, ask.request):
-                numbers = ask.sampler.ahead(ask.count)
-                ready.append((place, ask, text, numbers, min(ask.count, text.limit - len(text.own.tokens))))
-        for step in range(max((count for *_, count in ready), default=0)):
-            going = [entry for entry in ready if step < entry[-1] and len(drafts[entry[0]]) == step]
-            logits = self._run([text.work(len(text.own.tokens)) for _, _, text, _, _ in going])
-            for row, (place, ask, text, numbers, _) in zip(logits, going, strict=True):
-                try:
-                    known = row if self._ids is None else self._ids.logits(row)
-                    token = ask.sampler.guess(known, text.tokens, numbers[step])
-                except StrataError:
-                    continue  # logits without a possible token: the draft ends here
-                text.add([token])
-                drafts[place].append(token)
-        return [Proposal(tuple(draft)) for draft in drafts]
+                drafts[ask.request.request_id] = Draft(ask, text.tokens, text.limit - len(text.tokens))
+        going = list(drafts.values())
+        while going:
+            texts = [self._texts[draft.ask.request.request_id] for draft in going]
+            logits = self._run([text.work(len(text.own.tokens)) for text in texts])
+            known = logits if self._ids is None else [self._ids.logits(row) for row in logits]
+            going = [draft for draft, row in zip(going, known, strict=True) if draft.guess(row)]
+            for text in texts:
+                text.keep_up()
+        found = (drafts.get(ask.request.request_id) for ask in asks)
+        return [Proposal() if draft is None else draft.proposal for draft in found]
 
     def behind(self, request: Request) -> int | None:
         """None where the text does not fit (now)."""

@@ -13,8 +13,8 @@ from strata.backends.base import KvSpec
 from strata.core import Batch, Request
 from strata.core import Sequence as Part
 from strata.engine.scheduler import Work
+from strata.engine.speculative.draft import Draft
 from strata.engine.speculative.proposer import Ask, Proposal
-from strata.errors import StrataError
 from strata.memory.kv_pages import KvPages
 from strata.model.decoder import Decoder
 from strata.model.further import FurtherLayer
@@ -96,36 +96,6 @@ def _keys(tokens: Sequence[int], start: int, count: int) -> list[int]:
     return keys if start else [tokens[0] << 32 | keys[0], *keys[1:]]
 
 
-@dataclass
-class _Draft:
-    """One in the making. tokens: of the text, then of the draft. numbers: what the sampler will draw with."""
-
-    ask: Ask
-    text: _Text
-    tokens: list[int]
-    numbers: list[float]
-
-    @property
-    def guesses(self) -> list[int]:
-        """The draft."""
-        return self.tokens[len(self.ask.request.tokens) :]
-
-    def guess(self, logits: F32) -> bool:
-        """Add what the sampler would choose; whether one more is wanted, and has room in the pages."""
-        count = len(self.tokens) - len(self.ask.request.tokens)
-        try:
-            token = self.ask.sampler.guess(logits, self.tokens, self.numbers[count])
-        except StrataError:
-            return False  # logits without a possible token: the draft ends here
-        self.tokens.append(token)
-        return count + 1 < self.ask.count and self.text.own.computed + count < self.text.limit
-
-    def row(self, hidden: F32) -> _Rows:
-        """That of the latest guess, behind those of the ones before it: none of them stays."""
-        before = len(self.tokens) - len(self.ask.request.tokens) - 1
-        return _Rows(self.text, self.text.own.computed + before, self.tokens[-1:], hidden, True)
-
-
 class MtpProposer:
     """See `Proposer`. A request whose text does not fit the layer's context or pages gets no proposals.
 
@@ -153,23 +123,25 @@ class MtpProposer:
         drafts = {ask.request.request_id: self._draft(ask) for ask in asks if self._ready(ask)}
         going = list(drafts.values())
         if going:
-            logits, hidden = self._read([draft.text for draft in going], 0)
+            logits, hidden = self._read([self._text_of(draft) for draft in going], 0)
         while going:
             on = [row for row, draft in enumerate(going) if draft.guess(logits[row])]
             going = [going[row] for row in on]
             if going:
                 states = zip(going, hidden[on, None], strict=True)
-                logits, hidden = self._run([draft.row(state) for draft, state in states])
+                logits, hidden = self._run([self._row(draft, state) for draft, state in states])
         found = (drafts.get(ask.request.request_id) for ask in asks)
-        return [Proposal() if draft is None else Proposal(tuple(draft.guesses)) for draft in found]
+        return [Proposal() if draft is None else draft.proposal for draft in found]
 
     def behind(self, request: Request) -> int | None:
-        """0 where the row of the latest sampled token's position is the last one that waits; else None."""
+        """Rows that wait before that of the latest sampled token's position; None: that is not the last."""
         text = self._texts.get(request.request_id)
-        return 0 if text and text.unread and text.next == len(request.tokens) - 1 else None
+        return text.unread - 1 if text and text.unread and text.next == len(request.tokens) - 1 else None
 
     def read(self, request: Request, count: int) -> None:
-        """Nothing: `follow` does."""
+        """So many of those rows, which `follow` would read when READ_AT of them wait."""
+        text = self._texts[request.request_id]
+        self._read([text], text.unread - count)
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Take the step's hidden states; prompts, and what was decoded long without a draft, are read now.
@@ -204,9 +176,18 @@ class MtpProposer:
         """Whether its row waits, so that a proposal can be made."""
         return self.behind(ask.request) is not None
 
-    def _draft(self, ask: Ask) -> _Draft:
+    def _draft(self, ask: Ask) -> Draft:
         text = self._texts[ask.request.request_id]
-        return _Draft(ask, text, list(ask.request.tokens), ask.sampler.ahead(ask.count))
+        room = 1 + text.limit - len(text.own.tokens)  # the first guess is of a row that waits
+        return Draft(ask, list(ask.request.tokens), room)
+
+    def _text_of(self, draft: Draft) -> _Text:
+        return self._texts[draft.ask.request.request_id]
+
+    def _row(self, draft: Draft, hidden: F32) -> _Rows:
+        """That of the latest guess, behind those of the ones before it: none of them stays."""
+        text = self._text_of(draft)
+        return _Rows(text, text.own.computed + draft.count - 1, draft.tokens[-1:], hidden, True)
 
     def _take(self, work: Work, hidden: F32) -> None:
         text = self._texts.get(work.request.request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,11 +13,16 @@ from strata.engine.scheduler import Work
 
 @dataclass(frozen=True)
 class Ask:
-    """count: tokens wanted after the request's last one, at most. sampler: what will choose the real ones."""
+    """count: tokens wanted after the request's last one, at most. sampler: what will choose the real ones.
+
+    more: asked by a proposer that is not free after each token, with the trusts of all of them, whether it is
+    to go on; None: it is, and nobody needs trusts.
+    """
 
     request: Request
     count: int
     sampler: Sampler
+    more: Callable[[Sequence[int]], bool] | None = None
 
 
 class Proposal(NamedTuple):

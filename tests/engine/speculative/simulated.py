@@ -11,6 +11,7 @@ import numpy as np
 from strata.core import Request, SamplingParams
 from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Work
+from strata.engine.speculative.confidence import band
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ledger import Promise
 from strata.engine.speculative.proposer import Ask, Proposal
@@ -49,10 +50,23 @@ class Drafts:
         self.free = self.seconds == 0.0
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        self.now += self.seconds * max(ask.count for ask in asks)
-        for ask in asks:
-            self.known[ask.request.request_id] = len(ask.request.tokens) - 1 + ask.count - 1
-        return [Proposal(tuple(self._token(ask, i) for i in range(ask.count))) for ask in asks]
+        trusts: list[list[int]] = [[] for _ in asks]
+        going = list(range(len(asks)))
+        while going:
+            self.now += self.seconds
+            for i in going:
+                trusts[i].append(self.trust(asks[i].request, len(trusts[i])))
+            going = [i for i in going if len(trusts[i]) < asks[i].count and _more(asks[i], trusts[i])]
+        for ask, drafted in zip(asks, trusts, strict=True):
+            self.known[ask.request.request_id] = len(ask.request.tokens) - 1 + len(drafted) - 1
+        return [
+            Proposal(tuple(self._token(ask, i) for i in range(len(drafted))), tuple(drafted))
+            for ask, drafted in zip(asks, trusts, strict=True)
+        ]
+
+    def trust(self, request: Request, place: int) -> int:
+        """How sure the draft model is of its guess: always the same, which says nothing."""
+        return 4
 
     def _token(self, ask: Ask, place: int) -> int:
         position = len(ask.request.tokens) + place
@@ -73,6 +87,20 @@ class Drafts:
         self.known.pop(request_id, None)
 
     def check_integrity(self, running: set[str]) -> None: ...
+
+
+def _more(ask: Ask, trusts: Sequence[int]) -> bool:
+    return ask.more is None or ask.more(trusts)
+
+
+@dataclass
+class Sure(Drafts):
+    """Knows how often it is right: `chances` has that of each position."""
+
+    chances: Sequence[float] = ()
+
+    def trust(self, request: Request, place: int) -> int:
+        return band(self.chances[(len(request.tokens) + place) % len(self.chances)])
 
 
 class Matches(Drafts):

@@ -65,10 +65,11 @@ def test_matches_are_verified_at_the_best_length_or_near(model: str, text: str) 
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rate", [0.0, 0.6, 0.8, 0.9, 1.0])
-def test_a_draft_model_is_asked_at_the_best_length_or_near(model: str, rate: float) -> None:
-    """A token of the draft takes 0.03 plain steps; every one is right with the same chance."""
-    found = speeds(model, f"right {rate}", Drafts, 0.03)
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_draft_model_is_asked_at_the_best_length_or_near(model: str, text: str) -> None:
+    """A token of the draft takes 0.03 plain steps. It is always equally sure of itself, so that only asking
+    says that it is right again."""
+    found = speeds(model, text, Drafts, 0.03)
     assert found["pays"] >= 0.93 * max(found["plain"], found["fixed 4"], found["fixed 8"])
     assert found["window"] >= WINDOW_FLOOR
 

@@ -10,28 +10,26 @@ from simulated import ENDLESS, Drafts, Matches, decode, measured_cost
 from strata.core import Request
 from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Work
-from strata.engine.speculative.costs import REST_AFTER, ByCosts
-from strata.engine.speculative.draft_costs import DraftCosts
-from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.costs import REST_AFTER
+from strata.engine.speculative.drafting import Drafting
 from strata.engine.speculative.proposer import Ask, Proposal
+from strata.engine.speculative.step_times import StepTimes
 
 
 def test_what_is_not_read_costs_nothing() -> None:
     """However much the draft model lost before: its debts are no request's that has nothing left."""
     drafts = Drafts(lambda request, position: True, seconds=0.1, reading=0.1)
-    policy = ByCosts(drafts, LengthOptions(), lambda rows, **at: 1.0, lambda: drafts.now)
-    costs = policy._draft
-    assert isinstance(costs, DraftCosts)
+    drafting = Drafting(drafts, lambda: drafts.now, 16, "request")
     request = Request("0", [0] * 40, ENDLESS)
     ask = Ask(request, 1, Sampler(ENDLESS, 2))
-    table = policy._times.table(1, 40)
+    table = StepTimes(lambda rows, **at: 1.0).table(1, 40)
     for _ in range(3):
         table.add(1, 1.0)
-    costs.read(ask, 1)
-    costs.settle()
-    policy._won = -5.0
-    assert policy._caught_up([ask], [1], table, -0.5) == [0]
-    assert policy._won == -5.0 and costs.spent == 0.0
+    drafting.costs.read(ask, 1)
+    drafting.costs.settle()
+    drafting.win(-5.0)
+    assert drafting._caught_up([ask], [1], table, -0.5) == [0]
+    assert drafting.won == -5.0 and drafting.costs.spent == 0.0
 
 
 @dataclass
