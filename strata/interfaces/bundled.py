@@ -12,10 +12,14 @@ from strata.store.manifest import MANIFEST
 
 
 def model_path(asked: str) -> Path:
-    """The path of a bundled model; any other text is a path itself. IncompleteError: it is not installed."""
+    """The path of a bundled model; any other text is a path itself, and a store's manifest stands for the
+    store. IncompleteError: it is not installed."""
     if asked in ("demo", "demo-draft"):
         return _demo_store("draft" if asked == "demo-draft" else "moe")
-    return _smollm2_file() if asked == "smollm2" else Path(asked)
+    if asked == "smollm2":
+        return _smollm2_file()
+    path = Path(asked)
+    return path.parent if path.name == MANIFEST and path.is_file() else path
 
 
 def in_package(path: Path) -> bool:

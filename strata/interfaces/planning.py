@@ -49,16 +49,25 @@ def plan_model(config: Config, hardware: HardwareProfile, depth: int | None = No
     """
     path = model_path(config.model.path)
     asked = convert_options(config.convert)
-    contents = _contents(path, asked)
+    contents = check_models(config)
+    model = _footprint(contents, config.kv.dtype, config.kv.page_tokens)
+    options = plan_options(config, depth)
+    plan = make_plan(model, hardware, options)
+    return advise(plan, model, hardware, options, _other_formats(path, contents, model, asked, config))
+
+
+def check_models(config: Config) -> Contents:
+    """What the model is, which has been looked at with its draft: whether there are such files, and whether
+    they go together. Headers and tokenizers are read. Raises the errors of the readers, of `resolve`, and
+    ConfigError for a draft of another model."""
+    path = model_path(config.model.path)
+    contents = _contents(path, convert_options(config.convert))
     draft = _draft_contents(config)
     if draft is not None and draft.spec.further:
         check_further(draft.spec, contents.spec)
     elif draft is not None:
         _check_vocabularies(path, config)
-    model = _footprint(contents, config.kv.dtype, config.kv.page_tokens)
-    options = plan_options(config, depth)
-    plan = make_plan(model, hardware, options)
-    return advise(plan, model, hardware, options, _other_formats(path, contents, model, asked, config))
+    return contents
 
 
 def model_of(config: Config) -> Footprint:

@@ -26,18 +26,9 @@ def store_path(
     text: whether it must have a tokenizer; random token ids do without. progress: hears of a conversion
     instead of a bar on the terminal. exact: see ConvertOptions.
     """
-    path = model_path(config.model.path)
+    path = named_model(config.model.path)
     if (path / MANIFEST).is_file():
         return path
-    if beside(path, ".partial").exists() and not path.exists():
-        read_manifest(path)  # raises: says that the conversion is not finished and how to go on
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise UsageError(f"{path} is a configuration, not a model", remedy=f"--config {path}")
-    if not path.exists():
-        raise UsageError(
-            f"{path}: no such file or directory",
-            remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
-        )
     begin = time.perf_counter()
     shown = progress_bar("importing") if progress is None else contextlib.nullcontext(progress)
     with shown as hears:
@@ -50,6 +41,24 @@ def store_path(
         for line in report.notes:
             note(f"note: {line}")
     return store
+
+
+def named_model(asked: str) -> Path:
+    """The path of what was asked for, be it a store or not. UsageError where it can be neither, StoreError
+    for a conversion that is not finished."""
+    path = model_path(asked)
+    if (path / MANIFEST).is_file():
+        return path
+    if beside(path, ".partial").exists() and not path.exists():
+        read_manifest(path)  # raises: says that the conversion is not finished and how to go on
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise UsageError(f"{path} is a configuration, not a model", remedy=f"--config {path}")
+    if not path.exists():
+        raise UsageError(
+            f"{path}: no such file or directory",
+            remedy="check the path; Strata downloads nothing, `hf download OWNER/NAME --local-dir DIR` does",
+        )
+    return path
 
 
 def convert_options(asked: ConvertConfig) -> ConvertOptions:

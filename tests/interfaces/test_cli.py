@@ -100,6 +100,29 @@ def test_usage_mistakes_exit_with_2(strata: Any, arguments: list[str], message: 
     assert message in result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("/nowhere",), "error: /nowhere: no such file or directory"),
+        (("demo", "-md", "/nowhere"), "error: the draft (--model-draft): /nowhere: no such file"),
+        (("demo", "-md", "STORE"), "error: the draft STORE has another tokenizer"),
+    ],
+)
+def test_a_server_says_nothing_before_it_knows_its_models(
+    strata: Any, store: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    words = (str(store) if word == "STORE" else word for word in arguments)
+    result = strata("serve", *words, "--port", 0)
+    assert result.code == 2 and result.err.startswith(message.replace("STORE", str(store)))
+
+
+def test_a_stores_manifest_stands_for_the_store(strata: Any, store: Path) -> None:
+    for command in ("verify", "inspect", "plan"):
+        assert strata(command, store / "manifest.json").code == 0
+    asked = ("-md", store / "manifest.json", "--prompt", "hi", "-n", 2, "--temp", 0)
+    assert strata("run", store / "manifest.json", *asked).code == 0
+
+
 def test_flags_are_options_of_the_configuration(strata: Any, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("sampling:\n  top_k: 3\n  temperature: 0.5\nkv:\n  size: 2GB\n")

@@ -15,6 +15,7 @@ import uvicorn
 
 from strata.config import Config
 from strata.interfaces.models import LoadedModel, open_model
+from strata.interfaces.planning import check_models
 from strata.interfaces.recording import Files, Recording
 from strata.interfaces.server.app import build_app
 from strata.interfaces.server.connection import BoundedProtocol
@@ -24,6 +25,7 @@ from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.warm_up import Report, warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
+from strata.interfaces.stores import named_model
 from strata.interfaces.systemd.notify import Notifier
 
 _HEADER_BYTES = 64 << 10
@@ -34,13 +36,16 @@ _NO_FILES = Files()
 
 
 def serve(config: Config, files: Files = _NO_FILES) -> int:
-    """Run the service until a signal ends it; the exit code. Raises what kept the model from loading.
+    """Run the service until a signal ends it; the exit code. Raises what kept the model from loading, and
+    before anything is said what is wrong with its files or its draft's.
 
     files: written while it serves, and whole when it ends in order.
     """
     notifier = Notifier.from_environment()
     log = RequestLog(as_json=config.server.log == "json")
     keys = api_keys(config)
+    named_model(config.model.path)
+    check_models(config)  # before clients are told that somebody listens
     with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
         return asyncio.run(_Process(config, listener, keys, log, files, notifier).run())
 
