@@ -30,6 +30,7 @@ class Inspection:
     """kind: "config", "safetensors", "gguf" or "store". summary: bytes and formats, None for "config".
 
     quality: of a store, what its formats cost, in words; receipts: as measured, oldest first.
+    disk_bytes: of a store, `Manifest.disk_bytes`; the summary's are those of the weights alone.
     smoothed: of a store, whether it was made for `backend.activations: int8_per_token`.
     notes: what of a checkpoint a conversion would leave out.
     """
@@ -43,6 +44,7 @@ class Inspection:
     receipts: LoadedReceipts = NO_RECEIPTS
     notes: tuple[str, ...] = ()
     smoothed: bool = False
+    disk_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """For --json: counts in parameters, sizes in bytes."""
@@ -69,7 +71,8 @@ class Inspection:
 
     def _quality_json(self) -> dict[str, Any]:
         found = [dataclasses.asdict(receipt) for receipt in self.receipts.receipts]
-        return {"quality": self.quality, "receipts": found, "smoothed": self.smoothed}
+        told = {"quality": self.quality, "receipts": found, "smoothed": self.smoothed}
+        return {"disk_bytes": self.disk_bytes, **told}
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def _inspect_store(path: Path) -> Inspection:
     summary = inspect_store(manifest)
     made_for_tokens = activations.smoothed(manifest)
     found = Inspection(path, "store", manifest.spec, count(manifest.spec), summary, quality, receipts)
-    return dataclasses.replace(found, smoothed=made_for_tokens)
+    return dataclasses.replace(found, smoothed=made_for_tokens, disk_bytes=manifest.disk_bytes)
 
 
 def bare_config(path: Path) -> Path | None:
@@ -139,7 +142,10 @@ def describe(found: Inspection) -> str:
     if spec.further:
         lines.append("  MTP head     predicts the token after the next: strata run MODEL -md THIS")
     left_out = [f"  left out     {note}" for note in found.notes]
-    lines += [*_part_lines(found.summary), *_quality_lines(found)]
+    lines += _part_lines(found.summary)
+    if found.disk_bytes:
+        lines.append(f"  on disk      {format_bytes(found.disk_bytes)}, with headers and tokenizer")
+    lines += _quality_lines(found)
     if found.smoothed:
         lines.append(f"  inputs       {activations.SMOOTHED}")
     return "\n".join([*lines, *left_out])
@@ -174,4 +180,4 @@ def _part_lines(summary: Summary | None) -> list[str]:
     if largest:
         most = f" to {format_bytes(largest)}" if largest > smallest else ""
         lines.append(f"  one expert   {format_bytes(smallest)}{most}")
-    return [*lines, f"  together     {format_bytes(summary.bytes)}"]
+    return [*lines, f"  weights      {format_bytes(summary.bytes)}"]

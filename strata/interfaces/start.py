@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strata.config import format_size
+from strata.hardware.files import format_cpu_list
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.terminal import note, watched
 from strata.plan.plan import DraftPlan, Plan
@@ -28,12 +29,14 @@ def announce(
     numa = f"\nnuma     {numa_place}" if numa_place else ""
     cost = f"\nquality  {quality}" if quality else ""
     read = f"\ninputs   {inputs}" if inputs else ""
-    draft = f"\ndraft    {_draft(plan.draft)}" if plan.draft else ""
+    draft = f"\ndraft    {describe_draft(plan.draft)}" if plan.draft else ""
     note(f"{summary(plan, machine)}\nkv       {kv_place}{draft}{numa}{cost}{read}")
 
 
-def _draft(draft: DraftPlan) -> str:
+def describe_draft(draft: DraftPlan) -> str:
+    """What proposes tokens, how large it is and where it computes."""
+    own = f"{len(draft.cpus)} threads of its own (CPUs {format_cpu_list(draft.cpus)})"
     return (
         f"{draft.model} proposes tokens: {format_size(draft.weights)} of weights, "
-        f"{format_size(draft.nbytes)} of KV"
+        f"{format_size(draft.nbytes)} of KV, on {own if draft.cpus else 'the threads of the model'}"
     )

@@ -14,6 +14,7 @@ from strata.plan.spec import ModelSpec
 class Counts:
     """Parameters per part over all layers. total: everything. head: 0 when tied to the embedding.
 
+    join: of a layer that predicts further tokens, the matrix that joins hidden state and embedding.
     routed_experts = moe_layers * experts * per_expert. active: what one token passes through (the whole
     embedding counted, as published "active" figures do).
     """
@@ -30,6 +31,7 @@ class Counts:
     moe_layers: int
     experts: int
     top_k: int
+    join: int = 0
 
     @property
     def total(self) -> int:
@@ -39,7 +41,7 @@ class Counts:
     @property
     def shared(self) -> int:
         """Everything but the routed experts."""
-        parts = (self.embeddings, self.head, self.attention, self.norms)
+        parts = (self.embeddings, self.head, self.attention, self.norms, self.join)
         return sum(parts) + self.dense + self.routers + self.shared_experts
 
     @property
@@ -58,7 +60,7 @@ def count(spec: ModelSpec) -> Counts:
         embeddings=embedding,
         head=0 if spec.tied_head else embedding,
         attention=spec.layers * attention_parameters(spec),
-        norms=(2 * spec.layers + 1) * spec.hidden,
+        norms=(2 * spec.layers + (3 if spec.further else 1)) * spec.hidden,
         dense=(spec.layers - moe_layers) * 3 * spec.hidden * spec.dense_width,
         routers=moe_layers * router_parameters(spec),
         shared_experts=moe_layers * shared_parameters(spec),
@@ -67,6 +69,7 @@ def count(spec: ModelSpec) -> Counts:
         moe_layers=moe_layers,
         experts=experts,
         top_k=spec.experts.router.top_k if spec.experts else 0,
+        join=2 * spec.hidden * spec.hidden if spec.further else 0,
     )
 
 

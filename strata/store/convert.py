@@ -99,8 +99,9 @@ def convert(
                 _refuse_changes(source, key, out)
                 manifest = _sealed(manifest, writer, journal, extra_files)
                 writer.finish(extra_files, manifest.to_bytes())
-    total = sum(entry.bytes for entry in manifest.files)
-    return ConvertReport(out, total, len(journal.done), resumed, tuple(plan.notes), dict(manifest.replaced))
+    return ConvertReport(
+        out, manifest.disk_bytes, len(journal.done), resumed, tuple(plan.notes), dict(manifest.replaced)
+    )
 
 
 def _manifest(

@@ -105,6 +105,12 @@ class Manifest:
     files: tuple[FileRecord, ...] = ()
     replaced: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def disk_bytes(self) -> int:
+        """Of all the files that a store was made with, its manifest apart; what measures it later is not in
+        it. The size of a store, wherever one is said."""
+        return sum(entry.bytes for entry in self.files)
+
     def shards(self) -> list[ShardLayout]:
         """The safetensors files in the order of the file table."""
         tensors = []

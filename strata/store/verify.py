@@ -37,7 +37,7 @@ def verify_store(path: Path, progress: Callable[[int, int, str], None] | None = 
     Raises StoreError only where manifest or files may not be read; all other damage is in the report.
     """
     manifest = read_manifest(path)
-    total = sum(entry.bytes for entry in manifest.files)
+    total = manifest.disk_bytes
     damaged: dict[str, str] = {}
     done = 0
     for entry in manifest.files:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from strata.config import format_size
+
 
 def test_convert_inspect_verify(strata: Any, checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
@@ -24,14 +26,20 @@ def test_convert_inspect_verify(strata: Any, checkpoint: Path, tmp_path: Path) -
         "--json",
     )
     assert done.code == 0 and done.err == ""  # no progress bar where no terminal is
-    assert json.loads(done.out)["resumed"] == 0
+    converted = json.loads(done.out)
+    assert converted["resumed"] == 0
     report = json.loads(strata("inspect", out, "--json").out)
     assert report["kind"] == "store" and report["name"] == "tiny-moe"
     assert {"w4g64", "bf16"} <= report["parts"]["experts"]["formats"].keys()
     source = json.loads(strata("inspect", checkpoint, "--json").out)
     assert source["parameters"] == report["parameters"]
     assert source["bytes"] == (checkpoint / "model.safetensors").stat().st_size - header_bytes(checkpoint)
-    assert strata("verify", out).code == 0
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert report["disk_bytes"] == converted["bytes"] == sum(path.stat().st_size for path in files)
+    assert report["disk_bytes"] > report["bytes"]
+    size = format_size(report["disk_bytes"])
+    assert f"on disk      {size} ({report['disk_bytes']:,} bytes)" in strata("inspect", out).out
+    assert f"files, {size}: all sound" in strata("verify", out).out
 
     again = strata("convert", checkpoint, "--out", out)
     assert again.code == 1 and "--force" in again.err

@@ -83,6 +83,16 @@ def test_the_promise_is_the_one_that_was_asked_for(stores: Path) -> None:
         assert options is not None and options.promise == promise
 
 
+def test_its_parameters_are_those_of_its_tensors(stores: Path) -> None:
+    """With the matrix that joins hidden state and embedding, and the norms before it."""
+    for name in ("model", "further"):
+        found = json.loads(invoke("inspect", stores / name, "--json"))
+        counted = sum(part["parameters"] for part in found["parts"].values())
+        biases = found["moe_layers"] * found["experts"]  # a buffer of each router: no parameters
+        assert found["parameters"]["total"] == counted - biases
+        assert bool(found["parameters"]["join"]) == (name == "further")
+
+
 def test_it_is_no_model_itself(stores: Path) -> None:
     with pytest.raises(UnsupportedError, match="MTP head") as caught:
         open_model(load_config(None, [Override("model.path", str(stores / "further"), "test")]))

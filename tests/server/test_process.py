@@ -96,7 +96,7 @@ def start() -> Iterator[Start]:
 
 def test_the_official_client(start: Start) -> None:
     """Whole, streamed, aborted; a bad request; a key; then SIGTERM while idle: gone within 3 s, code 0."""
-    server = start(env={"STRATA_API_KEY": "secret"})
+    server = start("-md", "demo-draft", env={"STRATA_API_KEY": "secret"})
     client = server.client("secret")
     question: Any = [{"role": "user", "content": "What is the capital of France?"}]
     asked: Any = {"model": "strata-demo", "messages": question, "temperature": 0}
@@ -119,6 +119,10 @@ def test_the_official_client(start: Start) -> None:
     with client.chat.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}) as endless:
         next(iter(endless))
     server.wait_for("outcome=aborted")
+    assert re.search(
+        r"draft strata-demo-draft proposes tokens: .* of weights, .* of KV, on the threads of the model",
+        server.wait_for("draft"),
+    )
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
 

@@ -227,4 +227,4 @@ def _print(report: ConvertReport, out: str) -> None:
     for name, count in report.replaced.items():
         note(f"note: {name}: {count} values that were no numbers became 0")
     resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
-    click.echo(printable(f"{out}: {format_size(report.bytes)}, {report.records} records{resumed}"))
+    click.echo(printable(f"{out}: {format_size(report.bytes)} on disk, {report.records} records{resumed}"))

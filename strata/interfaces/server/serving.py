@@ -25,6 +25,7 @@ from strata.interfaces.server.log import RequestLog
 from strata.interfaces.server.service import Service
 from strata.interfaces.server.warm_up import Report, warm_up_seconds
 from strata.interfaces.server.worker import EngineThread, State
+from strata.interfaces.start import describe_draft
 from strata.interfaces.stores import named_model
 from strata.interfaces.systemd.notify import Notifier
 
@@ -144,6 +145,8 @@ class _Process:
         fields = {"context": options.context, "kv_pages": options.pages, "page_tokens": options.page_tokens}
         self._log.event("ready", model=self._service.name, **fields)
         self._heartbeat.ready()
+        if model.plan.draft is not None:
+            self._log.event(f"draft {describe_draft(model.plan.draft)}")
         if model.numa_place:
             self._log.event(model.numa_place)
         if model.note:
