@@ -8,14 +8,16 @@ from __future__ import annotations
 
 
 class StrataError(Exception):
-    """Base of all expected failures. `cause` says what is wrong, `remedy` what to do about it."""
+    """Base of all expected failures. `cause` says what is wrong, `remedy` what to do about it;
+    `usual_remedy` is that of a whole class where none is given."""
 
     exit_code = 1
+    usual_remedy = ""
 
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         super().__init__(cause)
         self.cause = cause
-        self.remedy = remedy
+        self.remedy = remedy or self.usual_remedy
 
     def __str__(self) -> str:
         return f"{self.cause}\n  remedy: {self.remedy}" if self.remedy else self.cause
@@ -33,6 +35,8 @@ class ConfigError(UsageError):
 
 class FileFormatError(StrataError):
     """A file is broken, truncated or hostile; the cause names file, field and value."""
+
+    usual_remedy = "the file is damaged, incomplete or made for something else: fetch or make it again"
 
 
 class IncompleteError(FileFormatError):

@@ -14,6 +14,7 @@ from strata.errors import ConfigError
 _MAX_FILE_BYTES = 1 << 20
 _MAX_KEY = 64
 _MAX_NODES = 4000
+_EXAMPLE = "configs/default.yaml shows what a file looks like"
 """default.yaml has 70. Composing one takes up to 35 us, which made 18 s of a megabyte."""
 
 
@@ -51,12 +52,16 @@ def read_text(path: Path) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: {reason}", remedy="give the path of a YAML file, see configs/") from None
     if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes: this is no configuration file")
+        raise ConfigError(
+            f"{path}: larger than {_MAX_FILE_BYTES} bytes: this is no configuration file", remedy=_EXAMPLE
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8") from None
+        raise ConfigError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8", remedy="save the file as UTF-8"
+        ) from None
 
 
 def compose(text: str, file: Path) -> yaml.Node | None:
@@ -65,15 +70,18 @@ def compose(text: str, file: Path) -> yaml.Node | None:
         documents = list(yaml.compose_all(text, Loader=_Loader))
     except _TooManyNodesError as error:
         raise ConfigError(
-            f"{file}:{error.line}: more than {_MAX_NODES} keys and values: this is no configuration file"
+            f"{file}:{error.line}: more than {_MAX_NODES} keys and values: this is no configuration file",
+            remedy=_EXAMPLE,
         ) from None
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error, file) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{file}:{line}: the character #x{error.character:04x} is not allowed") from None
+        raise ConfigError(
+            f"{file}:{line}: the character #x{error.character:04x} is not allowed", remedy="remove it"
+        ) from None
     except RecursionError:
-        raise ConfigError(f"{file}: nested too deeply: a configuration has two levels") from None
+        raise ConfigError(f"{file}: nested too deeply: it has two levels", remedy=_EXAMPLE) from None
     if len(documents) > 1:
         raise ConfigError(
             f"{place_of(file, documents[1])}: a second document begins here",
@@ -88,7 +96,7 @@ def _syntax_error(error: yaml.MarkedYAMLError, file: Path) -> ConfigError:
     problem = error.problem or error.context or "not valid YAML"
     if "'\\t'" in problem or "tab" in problem:
         return ConfigError(f"{place}: a tab in the indentation", remedy="YAML is indented with spaces only")
-    return ConfigError(f"{place}: not valid YAML: {problem}")
+    return ConfigError(f"{place}: not valid YAML: {problem}", remedy=_EXAMPLE)
 
 
 def entries(node: yaml.MappingNode, file: Path, where: str) -> Iterable[tuple[str, yaml.Node, str]]:
@@ -97,14 +105,20 @@ def entries(node: yaml.MappingNode, file: Path, where: str) -> Iterable[tuple[st
     for key_node, value_node in node.value:
         place = place_of(file, key_node)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{place}: a {noun(key_node)} is used as a key in {where}")
+            raise ConfigError(
+                f"{place}: a {noun(key_node)} is used as a key in {where}", remedy="keys are plain words"
+            )
         key = key_node.value
         if len(key) > _MAX_KEY:
             raise ConfigError(
-                f"{place}: a key of {len(key)} characters in {where}, the longest has {_MAX_KEY}"
+                f"{place}: a key of {len(key)} characters in {where}, the longest has {_MAX_KEY}",
+                remedy="keys are plain words",
             )
         if key in seen:
-            raise ConfigError(f"{place}: {key!r} stands twice in {where}; the first is in line {seen[key]}")
+            raise ConfigError(
+                f"{place}: {key!r} stands twice in {where}; the first is in line {seen[key]}",
+                remedy="remove one of them",
+            )
         seen[key] = key_node.start_mark.line + 1
         yield key, value_node, place
 

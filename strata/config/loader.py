@@ -119,7 +119,10 @@ def _read_value(option: str, kind: Kind, node: yaml.Node, file: Path, base: Path
 def _read_scalar(option: str, kind: Kind, node: yaml.Node, file: Path, base: Path | None) -> Any:
     place = place_of(file, node)
     if not isinstance(node, yaml.ScalarNode):
-        raise ConfigError(f"{place}: {option} holds a {noun(node)}, not a single value")
+        raise ConfigError(
+            f"{place}: {option} holds a {noun(node)}, not a single value",
+            remedy=f"write {option.partition('.')[2]}: and one value in a line",
+        )
     if is_null(node):
         raise ConfigError(f"{place}: {option} has no value", remedy="give one, or remove the line")
     if node.style is None:
@@ -159,7 +162,9 @@ def _parse(option: str, kind: Kind, text: str, place: str, base: Path | None) ->
         return kind.parse(text, base=base)
     except ValueError as error:
         shown = text if len(text) <= 60 else text[:57] + "..."
-        raise ConfigError(f"{place}: {option}: {shown!r} {error}") from None
+        raise ConfigError(
+            f"{place}: {option}: {shown!r} {error}", remedy=f"configs/default.yaml says what {option} takes"
+        ) from None
 
 
 def _unknown_section(section: str, place: str) -> ConfigError:

@@ -29,5 +29,8 @@ def read_bandwidth(cpu: Any, seconds: float = 0.5, size: int = PROBE_BYTES) -> R
     try:
         speeds = cpu.read_bandwidth(size, seconds)
     except MemoryError as error:
-        raise CapacityError(f"no {size} bytes of memory for measuring its speed") from error
+        raise CapacityError(
+            f"no {size} bytes of memory for measuring its speed",
+            remedy="end other programs, or raise the limit",
+        ) from error
     return ReadBandwidth(median(speeds), max(speeds), len(speeds))

@@ -22,6 +22,7 @@ from strata.hardware.pci import LANE_BYTES, WIDTHS, Link
 from strata.hardware.profile import MAX_RATE, DeviceProfile, HardwareProfile, Processor, Rate, Source
 
 PROFILES = Path(__file__).parent / "profiles"
+_EXAMPLE = f"see those in {PROFILES}"
 _SPEED = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([A-Za-z]+)/s", re.ASCII)
 _UNITS = {
     "bytes": {"MB": 1e6, "GB": 1e9, "TB": 1e12},
@@ -48,11 +49,11 @@ def load_profile(asked: str) -> HardwareProfile:
         )
     root = compose(read_text(path), path)
     if root is None or is_null(root):
-        raise ConfigError(f"{path}: the file is empty", remedy=f"see {PROFILES}")
+        raise ConfigError(f"{path}: the file is empty", remedy=_EXAMPLE)
     try:
         return _profile(_Section(root, path, "the file", ("name", "processor", "nodes", "device", "disk")))
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
+        raise ConfigError(f"{path}: nested too deeply", remedy=_EXAMPLE) from None
 
 
 class _Section:
@@ -60,7 +61,9 @@ class _Section:
 
     def __init__(self, node: yaml.Node, file: Path, name: str, known: tuple[str, ...]) -> None:
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{place_of(file, node)}: {name} holds a {noun(node)}, not keys")
+            raise ConfigError(
+                f"{place_of(file, node)}: {name} holds a {noun(node)}, not keys", remedy=_EXAMPLE
+            )
         self.name, self.file, self.node = name, file, node
         self.values: dict[str, yaml.Node] = {}
         for key, value, place in entries(node, file, name):
@@ -73,12 +76,13 @@ class _Section:
 
     def fail(self, key: str, problem: str) -> ConfigError:
         return ConfigError(
-            f"{place_of(self.file, self.values.get(key, self.node))}: {self.name}.{key} {problem}"
+            f"{place_of(self.file, self.values.get(key, self.node))}: {self.name}.{key} {problem}",
+            remedy=_EXAMPLE,
         )
 
     def value(self, key: str) -> yaml.Node:
         if key not in self.values:
-            raise ConfigError(f"{place_of(self.file, self.node)}: {self.name} has no {key}")
+            raise ConfigError(f"{place_of(self.file, self.node)}: {self.name} has no {key}", remedy=_EXAMPLE)
         return self.values[key]
 
     def text(self, key: str) -> str:

@@ -79,7 +79,10 @@ def read_texts(paths: Sequence[Path]) -> list[TextFile]:
         if not path.is_file():
             raise UsageError(f"{path} is no file", remedy="--data takes text files in UTF-8")
         if path.stat().st_size > _MAX_TEXT_BYTES:
-            raise UsageError(f"{path}: {path.stat().st_size} bytes, at most {_MAX_TEXT_BYTES} are read")
+            raise UsageError(
+                f"{path}: {path.stat().st_size} bytes, at most {_MAX_TEXT_BYTES} are read",
+                remedy="cut it into several files",
+            )
         found.append(TextFile(path.name, path.read_bytes()))
     return found
 
@@ -105,7 +108,10 @@ def calibrate_model(
             f"the calibration text has {tokens} token, needed are {_LEAST_TOKENS}", remedy=_LONGER
         )
     if max(map(max, windows)) >= spec.vocab:
-        raise IncompleteError(f"{path}: the tokenizer has more tokens than the model, which has {spec.vocab}")
+        raise IncompleteError(
+            f"{path}: the tokenizer has more tokens than the model, which has {spec.vocab}",
+            remedy="take the tokenizer that was published with these weights",
+        )
     info = StatsInfo(
         spec=spec,
         fingerprint=model_fingerprint(spec, store.plain),

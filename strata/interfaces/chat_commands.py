@@ -132,7 +132,7 @@ def _message(item: Any) -> Message:
 
 def _regenerate(session: Session, rest: str) -> Answer:
     if not any(message["role"] == "user" for message in session.messages):
-        raise RequestError("there is no message to answer again")
+        raise RequestError("there is no message to answer again", remedy="write one first")
     return session.ask_again()
 
 

@@ -48,7 +48,10 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         if len(source) > MAX_SOURCE:
-            raise TemplateError(f"the chat template has {len(source)} characters; {MAX_SOURCE} are allowed")
+            raise TemplateError(
+                f"the chat template has {len(source)} characters; {MAX_SOURCE} are allowed",
+                remedy=_OTHER_TEMPLATE,
+            )
         self.source = source
         self._special = dict(special_tokens or {})
         self._environment = TemplateEnvironment(limits or Limits(), now)
@@ -162,7 +165,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the conversation: {error.message}") from error
         except Exception as error:  # whatever a stranger's template can do wrong
-            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+            text = f"the chat template failed: {type(error).__name__}: {error}"
+            raise TemplateError(text, remedy=_OTHER_TEMPLATE) from error
 
     def _fallbacks(self, tools: Any) -> dict[str, Any]:
         """Variables that a few templates read without being given them anywhere."""

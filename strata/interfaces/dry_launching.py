@@ -73,7 +73,9 @@ def _open(config: Config, path: Path, requests: int) -> tuple[Any, MadeUpRoutes]
 def _device(engine: Any) -> CountingDevice:
     device = engine.decoder.backend.device
     if not isinstance(device, CountingDevice):
-        raise UnsupportedError(f"launches of the device '{device.name}' cannot be counted")
+        raise UnsupportedError(
+            f"launches of the device '{device.name}' cannot be counted", remedy="device.use: emulated"
+        )
     return device
 
 

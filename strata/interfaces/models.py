@@ -178,5 +178,6 @@ def _template_source(setting: str) -> str | None:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{setting}: the chat template is not UTF-8: {error.reason} at {error.start}"
+            f"{setting}: the chat template is not UTF-8: {error.reason} at {error.start}",
+            remedy="save it as UTF-8",
         ) from None

@@ -80,7 +80,7 @@ class Session:
         while self.messages and self.messages[-1]["role"] != "user":
             self.messages.pop()
         if not self.messages:
-            raise RequestError("there is no message to answer again")
+            raise RequestError("there is no message to answer again", remedy="write one first")
         return self.ask(self.messages.pop()["content"])
 
     def finish(self, answer: Answer) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from strata.errors import UnsupportedError
 
+_OTHER = "take a tokenizer.json whose decoder is byte-level or of byte fallback, or a GGUF file"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -40,7 +41,9 @@ class TokenBytes:
         self._byte_level = False
         self._fused = False
         if decoder is None:
-            raise UnsupportedError("tokenizer.json has no decoder: tokens cannot be turned back into text")
+            raise UnsupportedError(
+                "tokenizer.json has no decoder: tokens cannot be turned back into text", remedy=_OTHER
+            )
         self._read(decoder)
 
     def _read(self, decoder: Mapping[str, Any]) -> None:
@@ -55,7 +58,9 @@ class TokenBytes:
         }
         step = steps.get(str(decoder.get("type")))
         if step is None:
-            raise UnsupportedError(f"tokenizer.json: decoder {decoder.get('type')!r} is not supported")
+            raise UnsupportedError(
+                f"tokenizer.json: decoder {decoder.get('type')!r} is not supported", remedy=_OTHER
+            )
         step(decoder)
 
     def _read_sequence(self, decoder: Mapping[str, Any]) -> None:
@@ -74,7 +79,9 @@ class TokenBytes:
     def _read_replace(self, decoder: Mapping[str, Any]) -> None:
         pattern = decoder["pattern"].get("String")
         if pattern is None or self._fused:
-            raise UnsupportedError("tokenizer.json: only plain per-token Replace decoders are supported")
+            raise UnsupportedError(
+                "tokenizer.json: only plain per-token Replace decoders are supported", remedy=_OTHER
+            )
         self._replacements.append((pattern, decoder["content"]))
 
     def _read_metaspace(self, decoder: Mapping[str, Any]) -> None:
@@ -84,7 +91,9 @@ class TokenBytes:
 
     def _read_strip(self, decoder: Mapping[str, Any]) -> None:
         if not self._fused or decoder["content"] != " " or decoder["stop"]:
-            raise UnsupportedError("tokenizer.json: only a Strip decoder for leading spaces is supported")
+            raise UnsupportedError(
+                "tokenizer.json: only a Strip decoder for leading spaces is supported", remedy=_OTHER
+            )
         self.strip_first = int(decoder["start"])
 
     def __call__(self, token: str) -> bytes:

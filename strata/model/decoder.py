@@ -41,7 +41,10 @@ class Decoder:
         Raises StoreError where a tensor's shape is not the spec's, UnsupportedError for MLP biases.
         """
         if spec.mlp_bias:
-            raise UnsupportedError(f"{spec.name}: biases in the dense MLP (mlp_bias) are not supported")
+            raise UnsupportedError(
+                f"{spec.name}: biases in the dense MLP (mlp_bias) are not supported",
+                remedy="choose another model",
+            )
         self.spec = spec
         self.backend = backend
         self.tier = tier

@@ -210,7 +210,8 @@ def _refuse_quantized(tensors: Mapping[str, TensorInfo], fields: Fields) -> None
         name = next((n for n in tensors if n.endswith(suffix)), None)
         if name is not None:
             raise UnsupportedError(
-                f"{fields.source}: the quantization {method} (tensor {name}) is not supported"
+                f"{fields.source}: the quantization {method} (tensor {name}) is not supported",
+                remedy="take the model in BF16, or a GGUF file of it",
             )
 
 
@@ -224,5 +225,6 @@ def _refuse_unused(lookup: Lookup, spec: ModelSpec) -> None:
         if _layer_of(name) >= spec.layers:  # layers that predict further tokens (MTP)
             continue
         raise UnsupportedError(
-            f"{lookup.source}: tensor {name} is no part of {spec.architecture} as Strata knows it"
+            f"{lookup.source}: tensor {name} is no part of {spec.architecture} as Strata knows it",
+            remedy="take the weights as their publisher has them, without additions",
         )

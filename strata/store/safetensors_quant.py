@@ -138,7 +138,10 @@ def fp8_weights(
 
 def _check_scale(weight: StoredTensor, scale: StoredTensor, block: tuple[int, int], where: str) -> None:
     if len(weight.shape) < 2 or 0 in weight.shape:
-        raise UnsupportedError(f"{where}: FP8 tensor {shown(weight.name)} is no matrix: {weight.shape}")
+        raise UnsupportedError(
+            f"{where}: FP8 tensor {shown(weight.name)} is no matrix: {weight.shape}",
+            remedy="take the model in BF16, or a GGUF file of it",
+        )
     rows, cols = weight.shape[-2:]
     wanted = (*weight.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
     if scale.shape != wanted or scale.dtype not in _SCALE_DTYPES:

@@ -44,7 +44,9 @@ def api_keys(config: Config) -> list[str]:
             lines = file.read(_MAX_KEY_FILE).decode("utf-8", "replace").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
-            raise ConfigError(f"{name}: no key in it ({config.where('server.api_key_file')})")
+            raise ConfigError(
+                f"{name}: no key in it ({config.where('server.api_key_file')})", remedy="write one key a line"
+            )
         keys += found
     return [key for key in keys if key]
 

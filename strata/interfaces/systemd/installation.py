@@ -66,7 +66,10 @@ class Installation:
     def require_installed(self) -> None:
         """UsageError when there is no such unit, or when it is somebody else's."""
         if not self.file.exists():
-            raise UsageError(f"{self.file} does not exist: the service is not installed")
+            raise UsageError(
+                f"{self.file} does not exist: the service is not installed",
+                remedy="strata service install --config FILE, or another --name, or --user",
+            )
         self._require_ours()
 
     def remove(self) -> None:
@@ -90,7 +93,7 @@ class Installation:
             ) from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip()
-            raise StrataError(f"{shown} failed: {said}")
+            raise StrataError(f"{shown} failed: {said}", remedy="journalctl says more")
         return done.stdout
 
     def managed(self) -> bool:

@@ -18,6 +18,7 @@ MAX_HEAD_DIM = 4096
 MAX_EXPERTS = 4096
 MAX_CONTEXT = 1 << 27
 MAX_ROUTED = 1 << 18
+_OTHER = "choose another model; Strata refuses what it would compute wrongly"
 _REQUIRED = object()
 
 
@@ -122,7 +123,7 @@ class Fields:
 
     def unsupported(self, what: str) -> UnsupportedError:
         """The refusal of a feature, by name."""
-        return UnsupportedError(f"{self.source}: {what} is not supported")
+        return UnsupportedError(f"{self.source}: {what} is not supported", remedy=_OTHER)
 
     def only(self, name: str, default: Any, allowed: Sequence[Any]) -> None:
         """Refuse every value but those of `allowed` (absent counts as `default`)."""
