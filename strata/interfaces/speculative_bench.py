@@ -23,7 +23,9 @@ from strata.engine.bench.speculation import (
     scripted_workloads,
 )
 from strata.engine.load import load_engine
+from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.make import SpeculationOptions, make_proposer
+from strata.engine.speculative.mtp import MtpProposer
 from strata.errors import CapacityError, IncompleteError, UsageError
 from strata.hardware.profile import HardwareProfile
 from strata.interfaces.hardware import device_run, remembered_machine, with_device
@@ -65,8 +67,8 @@ _TEXTS = (
     ("JSON", f'{{"parts": [\n{_JSON}  {{"id": 9, "name": "part 9", "price": 9.50,'),
     ("prose", "The road went down to the river, where an old man sat and mended his nets. He said that"),
 )
-_HEADS = ("text", "drafts", "t/s", "of plain", "error", "spread", "slowest 64", "tokens/forward", "accepted",
-          "length", "proposed by", "draft time", "GB/s", "of memory", "same text")  # fmt: skip
+_HEADS = ("text", "drafts", "t/s", "of plain", "spread", "undisturbed", "slowest 64", "tokens/forward",
+          "accepted", "length", "proposed by", "draft time", "GB/s", "of memory", "same text")  # fmt: skip
 _LONGEST_PROMPT = 1024
 
 
@@ -102,6 +104,10 @@ class SpeculativeBenchmark:
         backend, known = engine.decoder.backend, engine.options.valid_tokens
         host = backend.cpu if isinstance(backend, HybridBackend) else backend
         proposer = make_proposer(asked, self.plan, host, known, engine.decoder)
+        if isinstance(proposer, DraftModel | MtpProposer):
+            proposer.pages.share = (
+                False  # else it reads a text once, and no other policy or round pays for it
+            )
         self.proposer = proposer.name
         model = footprint(contents_of_store(manifest), engine.kv)
         estimate = DecodeCost(model, self.plan, self.machine)
@@ -172,21 +178,22 @@ def markdown_head() -> str:
 def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
     """One line per policy: speeds and `of plain` of all rounds together, figures of drafts as medians.
 
-    `error`: the standard error of `of plain`; `spread`: the least and the most of one round; `slowest 64`: so
-    many steps in a row of any round, as a part of plain decoding's speed.
+    Ratios have standard errors where there are several rounds. `spread`: the least and the most of one;
+    `undisturbed`: of plain, but for what some steps took longer than others of their kind (`undisturbed`);
+    `slowest 64`: so many steps in a row of any round, as a part of plain decoding's speed, likewise.
     """
     lines = []
     for name, *_ in POLICIES:
         mine = [run for run in runs if run.policy == name]
         memory = [run.bytes / run.seconds / run.bandwidth for run in mine if run.bandwidth]
-        ratio = compare(runs, name)
+        ratio, cut = compare(runs, name), compare(runs, name, cut=True)
         cells = (
             mine[0].workload,
             name,
             f"{sum(run.tokens for run in mine) / sum(run.seconds for run in mine):.1f}",
-            f"{ratio.total:.3f}",
-            f"{ratio.error:.3f}" if ratio.error is not None else "-",
+            str(ratio),
             f"{min(ratio.rounds):.2f}-{max(ratio.rounds):.2f}" if len(mine) > 1 else "-",
+            str(cut),
             _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
             "-" if name.startswith("plain") else f"{100 * _median(run.acceptance for run in mine):.0f} %",
@@ -204,7 +211,10 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
 def remark(repeats: int, alone: str = "") -> str:
     """How it was measured and what that does not prove, for the line below the table. alone: why policies
     took no turns."""
-    noise = 'How far "plain again" is from 1 is how far all ratios may err.'
+    noise = (
+        'How far "plain again" is from 1 is how far all ratios may err; "undisturbed" leaves out what some '
+        "steps took longer than others of as many rows."
+    )
     if alone:
         return (
             f"Each policy ran by itself, one after the other, because {alone}: the machine may have changed "
@@ -230,18 +240,26 @@ class Ratio(NamedTuple):
     error: float | None
     rounds: list[float]
 
+    def __str__(self) -> str:
+        """E.g. "0.951 ± 0.004"."""
+        return f"{self.total:.3f}" + (f" ± {self.error:.3f}" if self.error is not None else "")
 
-def compare(runs: Sequence[SpeculativeRun], policy: str) -> Ratio:
-    """A policy with plain decoding, round by round and in all."""
+
+def compare(runs: Sequence[SpeculativeRun], policy: str, *, cut: bool = False) -> Ratio:
+    """A policy with plain decoding, round by round and in all. cut: without disturbances."""
     pairs = _pairs(runs, policy)
-    mine = np.array([run.seconds / run.tokens for run, _ in pairs])
-    plain = np.array([base.seconds / base.tokens for _, base in pairs])
+    mine = np.array([_seconds(run, cut) / run.tokens for run, _ in pairs])
+    plain = np.array([_seconds(base, cut) / base.tokens for _, base in pairs])
     total = float(plain.sum() / mine.sum())
     error = None
     if len(pairs) > 1:
         apart = plain - total * mine
         error = float(np.sqrt((apart @ apart) / (len(pairs) * (len(pairs) - 1))) / mine.mean())
     return Ratio(total, error, (plain / mine).tolist())
+
+
+def _seconds(run: SpeculativeRun, cut: bool) -> float:
+    return float(run.times.sum()) if cut else run.seconds
 
 
 def _pairs(runs: Sequence[SpeculativeRun], policy: str) -> list[tuple[SpeculativeRun, SpeculativeRun]]:
@@ -257,7 +275,15 @@ def _slowest(runs: Sequence[SpeculativeRun], policy: str) -> str:
 
 def to_json(bench: SpeculativeBenchmark, results: Sequence[Sequence[SpeculativeRun]]) -> dict[str, Any]:
     """Every single run."""
-    runs = [{**asdict(run), "tokens_per_second": run.tokens_per_second} for each in results for run in each]
+    runs = [
+        {
+            **asdict(run),
+            "tokens_per_second": run.tokens_per_second,
+            "undisturbed_seconds": float(run.times.sum()),
+        }
+        for each in results
+        for run in each
+    ]
     named = {"model": bench.model, "proposer": bench.proposer, "tokens": bench.tokens}
     return {**named, "in_turns": not bench.alone, "runs": runs}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ticking_clock import TickingClock
 
 from strata.core import Request
-from strata.engine.bench.turns import SLICE, Decoding, Turns, orders
+from strata.engine.bench.turns import DISTURBED, SLICE, Decoding, Step, Turns, orders, undisturbed
 from strata.engine.engine import Engine
 
 
@@ -44,13 +44,13 @@ class Paced:
     step: float
     end: int
     tokens: int = 0
-    seconds: float = 0.0
+    steps: list[Step] = field(default_factory=list)
     request: Any = field(default_factory=lambda: SimpleNamespace(finish_reason=None))
 
     def advance(self, until: int) -> None:
         while self.tokens < min(until, self.end):
             self.tokens = min(self.end, self.tokens + self.width)
-            self.seconds += self.step
+            self.steps.append(Step(self.step, self.width))
         if self.tokens == self.end:
             self.request.finish_reason = "length"
         self.log.append((self, until))
@@ -95,7 +95,7 @@ def test_a_decoding_counts_what_follows_the_first_token(engine: Engine) -> None:
     decoding.advance(3)
     assert decoding.tokens == 4
     decoding.advance()
-    assert decoding.steps == [(1.0, 1)] * 9 and decoding.seconds == 9.0 and decoding.request.finish_reason
+    assert decoding.steps == [Step(1.0, 1)] * 9 and decoding.request.finish_reason
 
 
 def test_what_went_wrong_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +108,11 @@ def test_what_went_wrong_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine.executor, "run", broken)
     with pytest.raises(ZeroDivisionError):
         decoding.advance()
+
+
+def test_what_disturbs_a_step_is_cut() -> None:
+    """By steps of as many rows; the proposer's time is its own and stays."""
+    steps = [Step(1.0, 1), Step(9.0, 1), Step(1.2, 1), Step(9.0, 1, 1, 8.1), Step(3.0, 2, 9), Step(8.0, 2, 9)]
+    plain, drafted = DISTURBED * 1.1, DISTURBED * 5.5
+    assert undisturbed(steps) == pytest.approx([1.0, plain, 1.2, 9.0, 3.0, min(8.0, drafted)])
+    assert undisturbed(steps[:1]) == pytest.approx([1.0])

@@ -14,7 +14,7 @@ from strata.core import Request
 from strata.engine.bench import speculation
 from strata.engine.bench.figures import Limits
 from strata.engine.bench.speculation import POLICIES, SpeculativeBench, SpeculativeRun, Workload
-from strata.engine.bench.turns import Decoding
+from strata.engine.bench.turns import DISTURBED, Decoding, Step
 from strata.engine.engine import Engine
 from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.ngram import NgramProposer
@@ -49,30 +49,39 @@ def test_the_benchmark_compares_equal_texts() -> None:
     assert found["in_turns"] and all(run["in_turns"] for run in found["runs"])
     assert {run["policy"] for run in found["runs"]} == {name for name, *_ in POLICIES}
     assert {run["workload"] for run in found["runs"]} == {"code edit", "repeat (scripted)"}
-    assert all(sum(tokens for _, tokens in run["steps"]) == run["tokens"] for run in found["runs"])
+    for run in found["runs"]:
+        assert sum(tokens for _, tokens, *_ in run["steps"]) == run["tokens"]
+        assert sum(rows - 1 for *_, rows, _ in run["steps"]) == sum(run["proposed_by"].values())
+        assert 0 < run["undisturbed_seconds"] <= run["seconds"] * 1.000001
     assert all(run["same"] for run in found["runs"])
     assert all(set(run["proposed_by"]) == {"ngram"} for run in found["runs"] if run["policy"] == "fixed 8")
     repeated = [run for run in found["runs"] if run["workload"].startswith("repeat")]
     assert all(run["tokens_per_forward"] > 2 for run in repeated if run["policy"].startswith("fixed"))
 
 
-def a_run(policy: str, seconds: float = 1.0, proposed: int = 0, **changes: Any) -> SpeculativeRun:
+def a_run(
+    policy: str, seconds: Sequence[float] = (1.0,) * 8, proposed: int = 0, in_turns: bool = True
+) -> SpeculativeRun:
+    """A token a step."""
     by = {"ngram": proposed} if proposed else {}
-    return SpeculativeRun("t", policy, 8, seconds, 0, 1, 1, 1, 0, None, True, proposed_by=by, **changes)
+    steps, total = [Step(each, 1) for each in seconds], sum(seconds)
+    return SpeculativeRun(
+        "t", policy, len(steps), total, 0, 1, 1, 1, 0, None, True, steps, proposed_by=by, in_turns=in_turns
+    )
 
 
 def test_the_table_says_who_proposed_and_what_one_round_is_worth() -> None:
     """No spread and no error of one round; proposed tokens by proposer, of all rounds."""
     runs = [a_run(name, proposed=0 if "plain" in name else 5) for name, *_ in POLICIES]
     columns = [cell.strip() for cell in speculative_bench.markdown_head().splitlines()[0].split("|")]
-    spread, error, by = (columns.index(name) for name in ("spread", "error", "proposed by"))
+    spread, ratio, by = (columns.index(name) for name in ("spread", "of plain", "proposed by"))
     for found, shown, tokens in (
-        (runs, ("-", "-"), "ngram 5"),
-        (runs * 2, ("1.00-1.00", "0.000"), "ngram 10"),
+        (runs, ("-", "1.000"), "ngram 5"),
+        (runs * 2, ("1.00-1.00", "1.000 ± 0.000"), "ngram 10"),
     ):
         rows = [[c.strip() for c in line.split("|")] for line in speculative_bench.markdown_lines(found)]
         assert all(len(row) == len(columns) for row in rows)
-        assert {(row[spread], row[error]) for row in rows} == {shown}
+        assert {(row[spread], row[ratio]) for row in rows} == {shown}
         assert [row[by] for row in rows] == ["-", "-", *[tokens] * 4]
     assert "no standard error" in speculative_bench.remark(1)
     assert "no standard error" not in speculative_bench.remark(3)
@@ -82,11 +91,18 @@ def test_the_table_says_who_proposed_and_what_one_round_is_worth() -> None:
 def test_speeds_are_compared_by_the_time_of_all_rounds() -> None:
     """2 + 4 seconds by 1 + 4; the error is that of the ratio of two means."""
     seconds = {"plain": (2.0, 4.0), "fixed 4": (1.0, 4.0)}
-    runs = [a_run(name, seconds[name][turn]) for turn in range(2) for name in seconds]
+    runs = [a_run(name, [seconds[name][turn]]) for turn in range(2) for name in seconds]
     found = speculative_bench.compare(runs, "fixed 4")
     assert found.total == pytest.approx(6 / 5) and found.rounds == pytest.approx([2.0, 1.0])
     assert found.error == pytest.approx((2 * 0.8**2 / 2) ** 0.5 / 2.5)
     assert speculative_bench.compare(runs[:2], "fixed 4").error is None
+
+
+def test_disturbed_steps_are_left_out_where_it_says_so() -> None:
+    """Not by the clock; what is left of a step is a little more than one of its kind."""
+    runs = [a_run("plain"), a_run("fixed 4", [*[1.0] * 7, 9.0])]
+    assert speculative_bench.compare(runs, "fixed 4").total == pytest.approx(8 / 16)
+    assert speculative_bench.compare(runs, "fixed 4", cut=True).total == pytest.approx(8 / (7 + DISTURBED))
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
@@ -161,13 +177,14 @@ def test_texts_that_there_are_not_are_named() -> None:
 
 
 def test_the_slowest_steps_in_a_row() -> None:
-    """Of 2 steps: a token in 1.1 + 1.9 seconds, 3 in the fastest. By plain's mean speed, or in turns by its
-    time for the same tokens: the third one took it 2 seconds."""
-    steps = [(1.0, 1), (0.1, 1), (1.9, 1), (1.1, 0), (0.5, 2)]
-    plain = a_run("plain", 8.0, steps=[(0.5, 1), (0.5, 1), (2.0, 1), (0.5, 1), (1.5, 1)])
-    alone = a_run("", 4.6, steps=steps, in_turns=False)
-    assert alone.slowest(plain, 2) == pytest.approx(1 / 3.0)
-    assert alone.slowest(plain, 5) == pytest.approx(5 / 4.6) and alone.slowest(plain, 6) is None
-    beside = a_run("", 4.6, steps=steps)
-    assert beside.slowest(plain, 2) == pytest.approx(2.0 / 3.0)
+    """Of 2 steps: by plain's mean speed, or in turns by its time for the same tokens."""
+    mine, other = [1.0, 1.2, 1.3, 1.1, 1.0], [1.0, 0.9, 1.2, 1.0, 0.9]
+    plain = a_run("plain", other)
+    alone = a_run("", mine, in_turns=False)
+    assert alone.slowest(plain, 2) == pytest.approx(2.0 / 2.5)
+    assert alone.slowest(plain, 5) == pytest.approx(5.0 / 5.6) and alone.slowest(plain, 6) is None
+    beside = a_run("", mine)
+    assert beside.slowest(plain, 2) == pytest.approx(2.1 / 2.5)
     assert plain.slowest(plain, 2) == pytest.approx(1.0)
+    shaken = a_run("", [*mine[:2], 100.0, *mine[3:]])
+    assert shaken.slowest(plain, 2) == pytest.approx(2.1 / (1.2 + 1.1 * DISTURBED))

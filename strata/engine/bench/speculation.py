@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from strata.core import Request, SamplingParams
 from strata.engine.bench.figures import Limits
-from strata.engine.bench.turns import Decoding, Turns
+from strata.engine.bench.turns import Decoding, Step, Turns, undisturbed
 from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
@@ -50,7 +51,7 @@ class Workload:
 class SpeculativeRun:
     """One policy on one workload, once. seconds: from the first token to the last; bytes: read meanwhile.
 
-    steps: seconds and tokens of each; same: whether the text is that of its round's plain decoding.
+    steps: those that the seconds are of; same: whether the text is that of its round's plain decoding.
     proposed_by: tokens of its drafts by who proposed them, by name. in_turns: beside the others of its round,
     slice by slice; else after one and before another.
     """
@@ -66,7 +67,7 @@ class SpeculativeRun:
     draft_share: float
     bandwidth: float | None
     same: bool
-    steps: Sequence[tuple[float, int]] = ()
+    steps: Sequence[Step] = ()
     proposed_by: Mapping[str, int] = field(default_factory=dict)
     in_turns: bool = True
 
@@ -75,26 +76,29 @@ class SpeculativeRun:
         """Of the whole answer but its first token."""
         return self.tokens / self.seconds
 
+    @cached_property
+    def times(self) -> F64:
+        """Seconds of each step, but of those that something disturbed."""
+        return undisturbed(self.steps)
+
     def slowest(self, plain: SpeculativeRun, width: int = WINDOW) -> float | None:
         """The slowest `width` steps in a row, as a part of plain decoding's speed; None: there were fewer.
 
         plain: of the same round; what took turns is compared with its time for the same tokens, else with
-        its mean speed.
+        its mean speed; disturbances do not count.
         """
         if len(self.steps) < width:
             return None
-        tokens, times = _progress(self.steps)
-        other = tokens * (plain.seconds / plain.tokens)
+        tokens, times = self._progress()
+        other = tokens * (plain.times.sum() / plain.tokens)
         if self.in_turns:
-            other = np.interp(tokens, *_progress(plain.steps))
+            other = np.interp(tokens, *plain._progress())
         return float(np.min((other[width:] - other[:-width]) / (times[width:] - times[:-width])))
 
-
-def _progress(steps: Sequence[tuple[float, int]]) -> tuple[F64, F64]:
-    """Tokens and seconds before the first step and after each."""
-    table = np.array([(0, 0.0), *((tokens, seconds) for seconds, tokens in steps)])
-    tokens, seconds = np.cumsum(table, axis=0).T
-    return tokens, seconds
+    def _progress(self) -> tuple[F64, F64]:
+        """Tokens and seconds before the first step and after each."""
+        tokens = np.cumsum([0, *(step.tokens for step in self.steps)], dtype=np.float64)
+        return tokens, np.cumsum([0.0, *self.times])
 
 
 class ScriptedTokens(Sampler):
@@ -224,7 +228,7 @@ class SpeculativeBench:
             workload=workload,
             policy=contestant.policy,
             tokens=decoding.tokens,
-            seconds=decoding.seconds,
+            seconds=sum(step.seconds for step in decoding.steps),
             bytes=engine.metrics.requests[decoding.request.request_id].decode.bytes,
             tokens_per_forward=brought / forwards if forwards else 1.0,
             acceptance=accepted / tested if tested else 0.0,
