@@ -127,6 +127,24 @@ def test_every_guess_is_that_of_the_whole_text(
     assert not checked.wrong and checked.same > 100
 
 
+def test_several_engines_share_a_layer(cpu_decoders: dict[str, Decoder]) -> None:
+    """In turns, as a benchmark's do: each step's hidden states go to the requests that it computed."""
+    decoder = cpu_decoders["moe"]
+    first = with_layer(decoder, layer_of(decoder))
+    checked = Checked(proposer_of(first))
+    engines = [first, make_engine(decoder), make_engine(decoder)]
+    propose_by(engines[1], checked.proposer, 2)
+    texts = [Request(str(place), prompt_of(20), replace(GREEDY, max_tokens=30)) for place in range(3)]
+    for engine, text in zip(engines, texts, strict=True):
+        engine.add(text)
+    turns = random.Random(3)
+    while any(engine.busy for engine in engines):
+        turns.choice(engines).step()
+        checked.proposer.check_integrity({text.request_id for text in texts if text.finish_reason is None})
+    assert texts[0].tokens == texts[1].tokens == texts[2].tokens
+    assert not checked.wrong and checked.same > 20
+
+
 def test_rows_that_wait_are_read_together(cpu_decoders: dict[str, Decoder]) -> None:
     """Where drafts begin late, nothing is missing, and no more rows wait than READ_AT."""
     engine = with_layer(cpu_decoders["moe"], layer_of(cpu_decoders["moe"]), length=0)
