@@ -13,7 +13,7 @@ from strata.engine.speculative.proposer import Ask, Proposal
 class Told:
     """Proposes what it was told, a wrong token now and then."""
 
-    name, free = "told", True
+    name, free, follows = "told", True, False
 
     def __init__(self, answers: Mapping[str, list[int]], lies: float, vocab: int) -> None:
         self.answers, self.lies, self.vocab, self.random = answers, lies, vocab, random.Random(1)
@@ -25,6 +25,10 @@ class Told:
         done = len(ask.request.generated)
         right = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(self.vocab) if self.random.random() < self.lies else t for t in right]
+
+    def agreed(self, request: Request) -> int | None:
+        """Nothing is known beforehand."""
+        return 0
 
     def behind(self, request: Request) -> int | None:
         return 0

@@ -259,7 +259,7 @@ class Engine:
 
     def _propose(self) -> Mapping[str, Sequence[int]]:
         """Drafts of those who decode."""
-        if self.speculator is None:
+        if self.speculator is None or self.speculator.rests(len(self.scheduler.running)):
             return {}
         rooms = self.scheduler.draft_rooms()
         asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]

@@ -98,14 +98,15 @@ def test_who_proposed_is_known_of_every_draft(costs: bool, name: str) -> None:
     """By the rule it is the draft model alone; where that never pays, n-grams take its place."""
 
     class Slow(Told):
-        name, free = "slow", False
+        name, free, follows = "slow", False, False
 
     engine = open_model(load_config(None, configured()), remembered_machine()).engine
     estimate = (lambda rows, **at: 1.0) if costs else None
     slow = Slow({"a": [0] * 64}, 0.0, 8)
     slow.behind = lambda request: None if costs else 0  # type: ignore[method-assign]
     spare = NgramProposer() if costs else None
-    speculator = engine.speculator = Speculator(slow, LengthOptions(), estimate, spare=spare)
+    clock = lambda: float(engine.metrics.steps)  # noqa: E731 - every step takes 1 s, all else nothing
+    speculator = engine.speculator = Speculator(slow, LengthOptions(), estimate, clock, spare=spare)
     engine.add(Request("a", [5, 6, 7] * 12, SamplingParams(temperature=0.0, max_tokens=48)))
     while engine.busy:
         engine.step()

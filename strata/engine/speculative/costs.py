@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.acceptance import Acceptance, Counts, Key
+from strata.engine.speculative.asking import POOR, SHARE, Asking
 from strata.engine.speculative.choice import Choice, choose
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.drafting import Drafting, DraftState
@@ -17,10 +18,10 @@ from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
-REST_AFTER = 32
-"""Steps without any draft after which a proposer that costs next to nothing is asked less often, so that it
-costs no more than REST_SHARE of the time: of a model whose steps take 0.4 ms it is 4 % otherwise."""
-REST_SHARE, LONGEST_REST = 0.01, 8
+WATCHED_EVERY = 4
+"""Steps, of those that are not asked about, after which it is seen whether the text repeats itself again."""
+AGREED, MOST_AGREED = 2, 1 << 30
+"""Tokens in a row that went on as before: it does; where that was no reason yet, twice as many are."""
 DOUBT_AFTER = 128
 """Steps without any draft after which times that were measured once or twice are measured anew."""
 
@@ -33,6 +34,7 @@ class _State:
     nothing is.
     """
 
+    request: Request
     ledger: Ledger
     free: Acceptance
     drafting: DraftState | None
@@ -44,8 +46,8 @@ class ByCosts:
     """See `LengthPolicy`. spare: proposes for free where `proposer` is not and does not pay.
 
     A request is never slower than PROMISE of plain decoding, over what `promise` says (`ledger`), prompts
-    and text that a draft model reads included. Only its reading may exceed that by what it won for others.
-    The work of choosing itself is in no ledger: some 40 us a step, which shows where a step takes 0.5 ms.
+    text that a draft model reads, and the work of choosing included. Only reading may exceed that by what the
+    draft model won for others.
     """
 
     def __init__(
@@ -66,7 +68,10 @@ class ByCosts:
         self._states: dict[str, _State] = {}
         self._table: StepTable | None = None
         self._by_draft = False
-        self._since_plain = self._since_draft = self._rest = 0
+        self._since_plain = self._since_draft = self._rested = 0
+        self._asking = Asking()
+        self._wanted = AGREED
+        self._unpaid = self._shortest = 0.0
         self._doubt_at = DOUBT_AFTER
 
     @property
@@ -84,12 +89,48 @@ class ByCosts:
         """The request ended."""
         self._states.pop(request_id, None)
 
+    def rests(self, running: int) -> bool:
+        """Whether asking now would take more time than it may, or none has anything to be proposed."""
+        asking = self._asking
+        if asking.rest:
+            asking.rest -= 1
+            return True
+        if not self._times.known(running):
+            return True
+        self._wait()
+        free, states = self._free, self._states
+        if any(state.ledger.left < asking.took + self._shortest for state in states.values()):
+            asking.rest = POOR - 1
+            return True
+        if asking.took <= SHARE or self._draft is not None or free is None or running != len(states):
+            return False
+        return all(free.agreed(state.request) is None for state in states.values())
+
+    def rested(self, works: Sequence[Work], seconds: float) -> None:
+        """A step that only decoded went without. Who is new, or repeats what was there, is asked about."""
+        self._rested += 1
+        if not self._times.known(len(works)):
+            self._times.table(len(works), sum(work.start + 1 for work in works)).add(len(works), seconds)
+        if self._rested % WATCHED_EVERY:
+            return
+        agreed = max(self._agreed(work.request) for work in works)
+        if agreed >= self._wanted:
+            self._wanted = 2 * agreed
+            self._asking.rest = 0
+        elif agreed < AGREED:
+            self._wanted = AGREED
+
+    def _agreed(self, request: Request) -> int:
+        """Tokens in a row that were as a free proposer would have guessed, more than any of a new request."""
+        if request.finish_reason is not None:
+            return 0
+        if request.request_id not in self._states:
+            return MOST_AGREED
+        return 0 if self._free is None else self._free.agreed(request) or 0
+
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """The drafts of a step: of the proposer that promises more, or none."""
         self._table, self._by_draft = None, False
-        if self._rest:
-            self._rest -= 1
-            return [()] * len(asks)
         table = self._table = self._times.table(len(asks), sum(len(ask.request.tokens) for ask in asks))
         states = [self._state(ask.request) for ask in asks]
         if not table.known or self._since_plain >= PLAIN_EVERY:
@@ -97,8 +138,9 @@ class ByCosts:
         if self._since_draft >= self._doubt_at:
             self._doubt_at += DOUBT_AFTER
             table.doubt()
-        proposals, choice = self._matches(asks, states, table)
-        drafts = None if self._draft is None else self._drafts(asks, states, table, choice.rate)
+        left = self._left(states, table)
+        proposals, choice = self._matches(asks, states, table, left)
+        drafts = None if self._draft is None else self._drafts(asks, states, table, choice.rate, left)
         self._by_draft = drafts is not None
         found = []
         for state, proposal, length in zip(states, proposals, choice.lengths, strict=True):
@@ -130,29 +172,32 @@ class ByCosts:
         if self._draft is not None:
             self._draft.costs.spent += seconds
 
-    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, drafting: float) -> None:
+    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, asking: float) -> None:
         """A step that only decoded: its time, and what it cost or gained each request."""
         rows, requests = sum(work.count for work in works), len(works)
         self._since_plain = self._since_plain + 1 if rows > requests else 0
         self._since_draft += 1
         if rows > requests:
-            self._since_draft, self._doubt_at = 0, DOUBT_AFTER
+            self._since_draft, self._doubt_at, self._wanted = 0, DOUBT_AFTER, AGREED
         table = self._table
-        if table is None:  # nothing was asked
-            self._enter(works, 1.0, [1] * requests)
-            return
-        if table.requests != requests:
-            return  # some waited for a seat: such steps are compared with nothing
+        if table is None or table.requests != requests:
+            return  # nothing was asked, or some waited for a seat: such steps are compared with nothing
         table.add(rows, seconds)
+        owed = 0.0 if self._draft is None else self._draft.costs.settle()
+        self._asking.measured(max(0.0, asking - owed), rows > requests)
         if not table.known:
+            self._unpaid += owed + self._asking.seconds
             return
-        owed = self._draft.costs.settle() / table.plain if self._draft is not None else 0.0
-        if self._since_draft >= REST_AFTER and owed < REST_SHARE:
-            self._rest = min(LONGEST_REST, int(drafting / (REST_SHARE * table.plain)))
+        asked = self._asking.seconds / table.plain
+        self._unpaid, owed = 0.0, (self._unpaid + owed) / table.plain
         took = owed + (table.worst(rows) if rows > requests else 1.0)
         if self._draft is not None and (self._by_draft or owed):
-            self._draft.win(sum(kept) / requests - took)
-        self._enter(works, took, kept if rows > requests else [1] * requests)
+            self._draft.win(sum(kept) / requests - took - asked)
+        self._enter(works, took + asked, kept if rows > requests else [1] * requests)
+        self._asking.took, self._shortest = asked, table.worst(requests + 1) - 1
+        reads = self._draft is not None and self._draft.costs.reads
+        if rows == requests and not reads:  # what was read is for a draft in the next step
+            self._asking.came_to_nothing()
 
     def _enter(self, works: Sequence[Work], took: float, kept: Sequence[int]) -> None:
         for work, tokens in zip(works, kept, strict=True):
@@ -160,19 +205,37 @@ class ByCosts:
             if state is not None:
                 state.ledger.add(took, tokens)
 
+    def _wait(self) -> None:
+        """Account for plain steps about which nothing was asked."""
+        steps = self._rested
+        if not steps:
+            return
+        for state in self._states.values():
+            state.ledger.wait(steps)
+            if state.drafting is not None:
+                state.drafting.retry.untested += steps
+        self._since_draft += steps
+        self._since_plain = self._rested = 0
+
+    def _left(self, states: Sequence[_State], table: StepTable) -> float:
+        """Plain steps that a step may lose beside asking: what the poorest request may."""
+        return (
+            min(state.ledger.left for state in states) - (self._unpaid + self._asking.seconds) / table.plain
+        )
+
     def _state(self, request: Request) -> _State:
         state = self._states.get(request.request_id)
         if state is None:
             drafting = None if self._draft is None else self._draft.state()
             state = self._states[request.request_id] = _State(
-                Ledger(self._promise), Acceptance(self._shared), drafting
+                request, Ledger(self._promise), Acceptance(self._shared), drafting
             )
         return state
 
     # -- what costs nothing --------------------------------------------------------------------------------
 
     def _matches(
-        self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable
+        self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable, left: float
     ) -> tuple[list[Proposal], Choice]:
         """All proposals, and how much of them is worth its rows."""
         if self._free is None:
@@ -182,19 +245,14 @@ class ByCosts:
             state.free.chances(proposal.trusted(self._most))
             for state, proposal in zip(states, proposals, strict=True)
         ]
-        return proposals, choose(chances, _left(states), table)
+        return proposals, choose(chances, left, table)
 
     # -- what costs something ------------------------------------------------------------------------------
 
     def _drafts(
-        self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable, rate: float
+        self, asks: Sequence[Ask], states: Sequence[_State], table: StepTable, rate: float, left: float
     ) -> list[tuple[int, ...]] | None:
         """The draft model's, where they promise more than `rate`; else None."""
         assert self._draft is not None
         drafting = [state.drafting for state in states if state.drafting is not None]
-        return self._draft.propose(asks, drafting, _left(states), table, rate)
-
-
-def _left(states: Sequence[_State]) -> float:
-    """Plain steps that a step may lose: what the poorest request may."""
-    return min(state.ledger.left for state in states)
+        return self._draft.propose(asks, drafting, left, table, rate)

@@ -71,7 +71,7 @@ class DraftModel:
     """
 
     name = "draft"
-    free = False
+    free, follows = False, False
 
     def __init__(
         self,
@@ -128,6 +128,10 @@ class DraftModel:
         while text.own.computed < stop:
             self._run([text.work(min(stop, text.own.computed + self._chunk))])
         self.pages.publish(text.own)
+
+    def agreed(self, request: Request) -> int | None:
+        """Nothing is seen without computing."""
+        return 0
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Nothing: prompts are read when they are asked for, and not where drafts do not pay."""

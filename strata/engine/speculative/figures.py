@@ -63,6 +63,15 @@ class SpeculationFigures:
             self.tested_at[position] += 1
             self.accepted_at[position] += position < accepted
 
+    def rest(self, forwards: int, seconds: float) -> None:
+        """So many forwards of single requests brought a token each: nothing was asked. seconds: of a step,
+        where it only decoded."""
+        self.verify_seconds += seconds
+        self.forwards += forwards
+        self.tokens += forwards
+        self.lengths[0] += forwards
+        self.recent.extend([0] * forwards)
+
     @property
     def tokens_per_forward(self) -> float:
         """1.0 without any speculation."""

@@ -54,6 +54,11 @@ class Ledger:
         self._step += 1
         self.charge(steps - 1 - (tokens - 1) / PROMISE)
 
+    def wait(self, steps: int) -> None:
+        """So many plain steps."""
+        self._step += steps
+        self.charge(0.0)
+
     def charge(self, loss: float) -> None:
         """What was lost beside the steps, or by the last one."""
         losses = self._losses

@@ -107,7 +107,7 @@ class MtpProposer:
     """
 
     name = "mtp"
-    free = False
+    free, follows = False, True
 
     def __init__(self, model: Decoder, layer: FurtherLayer, kv: KvSpec, pages: int, context: int) -> None:
         model.keeps_hidden = True
@@ -142,6 +142,10 @@ class MtpProposer:
         """So many of those rows, which `follow` would read when READ_AT of them wait."""
         text = self._texts[request.request_id]
         self._read([text], text.unread - count)
+
+    def agreed(self, request: Request) -> int | None:
+        """Nothing is seen without computing."""
+        return 0
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Take the step's hidden states; prompts, and what was decoded long without a draft, are read now.

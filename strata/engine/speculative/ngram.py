@@ -22,7 +22,7 @@ class NgramProposer:
     """
 
     name = "ngram"
-    free = True
+    free, follows = True, False
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
@@ -38,6 +38,11 @@ class NgramProposer:
     def read(self, request: Request, count: int) -> None:
         """Nothing."""
 
+    def agreed(self, request: Request) -> int | None:
+        """Tokens that followed as they did at the place where the text last read like this."""
+        text = self._text(request)
+        return text.agreed(request.tokens)
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Nothing."""
 
@@ -51,15 +56,18 @@ class NgramProposer:
             raise AssertionError(f"n-grams of {set(self._texts) - running} are kept, {running} run")
 
     def _propose(self, ask: Ask) -> Proposal:
-        tokens = ask.request.tokens
-        text = self._texts.get(ask.request.request_id)
-        if text is None:
-            text = self._texts[ask.request.request_id] = _Text()
+        tokens, text = ask.request.tokens, self._text(ask.request)
         text.read(tokens)
         end, matched = text.longest_match(tokens)
         if not matched:
             return Proposal()
         return Proposal(_continued(tokens, end, ask.count), _TRUSTS[matched : matched + ask.count])
+
+    def _text(self, request: Request) -> _Text:
+        text = self._texts.get(request.request_id)
+        if text is None:
+            text = self._texts[request.request_id] = _Text()
+        return text
 
 
 class _Text:
@@ -71,6 +79,7 @@ class _Text:
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         self._earlier: list[int] = [0]  # by the index behind a pair: the one of the same pair before, or 0
+        self._compared = self._place = self._agreed = 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the tokens that are new. Known ones never change: they are the request's, no draft's."""
@@ -81,6 +90,19 @@ class _Text:
             pair = tokens[end - 2] << 32 | tokens[end - 1]
             self._earlier.append(self._latest.get(pair, 0))
             self._latest[pair] = end
+
+    def agreed(self, tokens: Sequence[int]) -> int | None:
+        """How many of the last tokens followed as at an earlier place; None: the last two are new."""
+        self.read(tokens)
+        place, found, earlier = self._place, self._agreed, self._earlier
+        for end in range(self._compared, len(tokens)):
+            if place and tokens[place] == tokens[end]:
+                place += 1
+                found += 1
+            else:
+                place, found = earlier[end + 1], 0
+        self._compared, self._place, self._agreed = len(tokens), place, found
+        return found if place else None
 
     def longest_match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The index behind the earlier place that reads most like the end, and how many tokens agree.

@@ -42,11 +42,13 @@ class Proposal(NamedTuple):
 class Proposer(Protocol):
     """Guesses how texts go on. Belongs to the engine's thread; knows of a request until `forget`.
 
-    free: proposing costs next to nothing, so that it may be asked for more than will be verified.
+    free: proposing costs next to nothing, so that it may be asked for more than will be verified. follows:
+    `follow` is to be called after every step.
     """
 
     name: str
     free: bool
+    follows: bool
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal for each ask, in order. Nothing that was proposed before is certain: see `tokens`."""
@@ -58,6 +60,11 @@ class Proposer(Protocol):
 
     def read(self, request: Request, count: int) -> None:
         """Read so many of them."""
+        ...
+
+    def agreed(self, request: Request) -> int | None:
+        """So many of the latest tokens in a row it would have guessed, as far as a glance shows; None: it has
+        nothing to propose now."""
         ...
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:

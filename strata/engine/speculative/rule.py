@@ -30,6 +30,13 @@ class ByRule:
         self._proposer, self._lengths = proposer, lengths
         self._states: dict[str, _State] = {}
 
+    def rests(self, running: int) -> bool:
+        """Never."""
+        return False
+
+    def rested(self, works: Sequence[Work], seconds: float) -> None:
+        """Never does."""
+
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """As many tokens as the rule says. At length 0 what costs nothing is still compared."""
         states = [self._state(ask.request.request_id) for ask in asks]
@@ -70,7 +77,7 @@ class ByRule:
         state.retry.tested(accepted > 0)
         state.length.add(accepted, rejected)
 
-    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, drafting: float) -> None:
+    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, asking: float) -> None:
         """Time does not matter."""
 
     def charge(self, seconds: float) -> None:

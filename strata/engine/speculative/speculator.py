@@ -29,6 +29,14 @@ class LengthPolicy(Protocol):
         """Name of what the latest drafts of `propose` are from."""
         ...
 
+    def rests(self, running: int) -> bool:
+        """Whether the next step, of so many requests, is not asked about."""
+        ...
+
+    def rested(self, works: Sequence[Work], seconds: float) -> None:
+        """A step that only decoded was not; its time."""
+        ...
+
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """The drafts of a step, one for each ask, which may be empty."""
         ...
@@ -37,8 +45,9 @@ class LengthPolicy(Protocol):
         """Of a request's draft so many tokens were right, and then one was wrong or none was tested."""
         ...
 
-    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, drafting: float) -> None:
-        """A step that only decoded. kept: as of the engine's; seconds: it took; drafting: `propose` did."""
+    def measured(self, works: Sequence[Work], kept: Sequence[int], seconds: float, asking: float) -> None:
+        """A step that only decoded. kept: as of the engine's; seconds: it took without the `asking` ones that
+        were spent on drafts beside it."""
         ...
 
     def charge(self, seconds: float) -> None:
@@ -51,7 +60,8 @@ class LengthPolicy(Protocol):
 
 
 class Speculator:
-    """Belongs to the engine's thread, which calls `propose`, `verified` for each request, then `measured`.
+    """Belongs to the engine's thread, which calls `rests`, `propose` unless it does, `verified` for each
+    request, then `measured`.
 
     lengths: the rule by recent acceptance, or a fixed length. estimate: what steps cost before they were
     measured; None: costs do not count, every draft is as long as the rule says. promise: over what a request
@@ -71,27 +81,33 @@ class Speculator:
         self.proposer = proposer
         self.figures = SpeculationFigures()
         self._proposers = [proposer] if spare is None else [proposer, spare]
+        self._followers = [each for each in self._proposers if each.follows]
         self._policy: LengthPolicy = (
             ByRule(proposer, lengths)
             if estimate is None
             else ByCosts(proposer, lengths, estimate, clock, promise, spare)
         )
         self._clock = clock
-        self._begin = self._proposed_at = 0.0
+        self._begin = self._proposed_at = self._verifying = self._learning = 0.0
+        self._resting = False
+
+    def rests(self, running: int) -> bool:
+        """Whether the step that begins, of so many requests, goes without: asking takes time, too."""
+        self._begin = self._clock()
+        self._resting = self._policy.rests(running)
+        return self._resting
 
     def propose(self, asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
         """The drafts of a step. asks: all that decode in it, with the tokens that could be verified."""
-        self._begin = self._proposed_at = self._clock()
-        if not asks:
-            return {}
-        found = self._policy.propose(asks)
+        found = self._policy.propose(asks) if asks else []
         self._proposed_at = self._clock()
         return {ask.request.request_id: draft for ask, draft in zip(asks, found, strict=True) if draft}
 
     def verified(self, work: Work, accepted: int) -> None:
         """A request's forward brought the first `accepted` tokens of its draft, and one more."""
-        if work.is_prefill:  # the prompt's last tokens: nothing could have been proposed
+        if self._resting or work.is_prefill:  # of the prompt's last tokens nothing could have been proposed
             return
+        begin = self._clock()
         tokens, behind = work.request.tokens, work.start + 1 + accepted
         sampled = tokens[behind] if behind < len(tokens) else None
         proposed = work.draft[accepted] if accepted < len(work.draft) else None
@@ -99,18 +115,22 @@ class Speculator:
         hits = accepted + (proposed is not None and not rejected)
         self.figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
         self._policy.verified(work, hits, rejected)
+        self._verifying += self._clock() - begin
 
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """The step is over. kept: rows of each work that were no rejected draft."""
         end = self._clock()
-        if not any(work.is_prefill for work in works):
-            self._account(works, kept, end - self._proposed_at)
-        begin = self._clock()
-        for proposer in self._proposers:
-            proposer.follow(works, kept)
-        took = self._clock() - begin
-        self._policy.charge(took)
-        self.figures.draft_seconds += took
+        decoding = sum([not work.is_prefill for work in works])
+        if self._resting:
+            self.figures.rest(decoding, end - self._begin if decoding == len(works) else 0.0)
+            if decoding == len(works):
+                self._policy.rested(works, end - self._begin)
+        else:
+            if decoding == len(works):
+                self._account(works, kept, end - self._proposed_at - self._verifying)
+            self._verifying, self._learning = 0.0, self._clock() - end
+        if self._followers:
+            self._follow(works, kept)
 
     def forget(self, request_id: str) -> None:
         """The request ended."""
@@ -126,10 +146,18 @@ class Speculator:
             proposer.check_integrity(running)
 
     def _account(self, works: Sequence[Work], kept: Sequence[int], seconds: float) -> None:
-        """A step that only decoded."""
-        drafting = self._proposed_at - self._begin
+        """A step that only decoded. What was learnt from the last one is charged to it."""
+        asking = self._proposed_at - self._begin + self._verifying + self._learning
         self.figures.verify_seconds += seconds
-        self.figures.draft_seconds += drafting
+        self.figures.draft_seconds += asking
         if any(work.draft for work in works):
             self.figures.drafted_seconds += seconds
-        self._policy.measured(works, kept, seconds, drafting)
+        self._policy.measured(works, kept, seconds, asking)
+
+    def _follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
+        begin = self._clock()
+        for proposer in self._followers:
+            proposer.follow(works, kept)
+        took = self._clock() - begin
+        self._policy.charge(took)
+        self.figures.draft_seconds += took

@@ -44,6 +44,11 @@ class StepTimes:
         self._tables: dict[tuple[int, int], StepTable] = {}
         self._latest: dict[int, StepTable] = {}
 
+    def known(self, requests: int) -> bool:
+        """Whether plain steps of so many requests were measured."""
+        found = self._latest.get(requests)
+        return found is not None and found.known
+
     def table(self, requests: int, tokens: int) -> StepTable:
         """For `requests` requests with `tokens` tokens of context together."""
         key = requests, tokens.bit_length()

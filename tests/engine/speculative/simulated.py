@@ -43,6 +43,7 @@ class Drafts:
     now: float = 0.0
     name: str = "virtual"
     known: dict[str, int] = field(default_factory=dict)
+    follows: bool = False
 
     free: bool = field(init=False)
 
@@ -81,6 +82,9 @@ class Drafts:
         self.now += self.reading * count
         self.known[request.request_id] = self.known.get(request.request_id, 0) + count
 
+    def agreed(self, request: Request) -> int | None:
+        return 0
+
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
 
     def forget(self, request_id: str) -> None:
@@ -112,9 +116,12 @@ class Matches(Drafts):
         ]
 
     def _trusts(self, ask: Ask) -> tuple[int, ...]:
-        name, position = ask.request.request_id, len(ask.request.tokens)
-        run = next(run for run in range(17) if run == 16 or not self.right(name, position - 1 - run))
+        run = self.agreed(ask.request)
         return tuple(min(run + place, 16).bit_length() for place in range(ask.count))
+
+    def agreed(self, request: Request) -> int:
+        name, position = request.request_id, len(request.tokens)
+        return next(run for run in range(17) if run == 16 or not self.right(name, position - 1 - run))
 
 
 def decode(
@@ -128,9 +135,13 @@ def decode(
     spare: Drafts | None = None,
     prompt: int = 2,
     speculator: Speculator | None = None,
+    thinking: float = 0.0,
 ) -> tuple[list[Step], Speculator]:
-    """`steps` steps of `requests` requests that never end. The true continuation is zeros. speculator: of
-    requests before, which are forgotten."""
+    """`steps` steps of `requests` requests that never end. The true continuation is zeros.
+
+    speculator: of requests before, which are forgotten. thinking: seconds that asking takes in a step,
+    whatever comes of it.
+    """
     shape = None if estimate is None else lambda rows, **_: estimate(rows)
     asked = lengths or LengthOptions()
     speculator = speculator or Speculator(drafts, asked, shape, lambda: drafts.now, promise, spare)
@@ -141,7 +152,10 @@ def decode(
     done = []
     for _ in range(steps):
         begin = drafts.now
-        proposed = speculator.propose([Ask(request, 16, sampler) for request in running])
+        proposed: dict[str, tuple[int, ...]] = {}
+        if not speculator.rests(len(running)):
+            drafts.now += thinking
+            proposed = speculator.propose([Ask(request, 16, sampler) for request in running])
         works = [_work(request, proposed.get(request.request_id, ())) for request in running]
         rows = sum(work.count for work in works)
         drafts.now += cost(rows)

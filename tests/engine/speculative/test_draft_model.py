@@ -172,13 +172,14 @@ def test_a_turn_of_a_conversation_shares_the_pages_of_the_last(cpu_decoders: dic
     draft.forget("two")
 
 
-@pytest.mark.parametrize("method", ["propose", "follow"])
+@pytest.mark.parametrize("method", ["propose", "measured"])
 def test_a_draft_that_fails_ends_speculation_and_no_request(
     cpu_decoders: dict[str, Decoder], other: Decoder, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     engine = with_draft(cpu_decoders["moe"], other)
     assert engine.speculator is not None
-    monkeypatch.setattr(engine.speculator.proposer, method, lambda *_: 1 / 0)
+    failing = engine.speculator.proposer if method == "propose" else engine.speculator._policy
+    monkeypatch.setattr(failing, method, lambda *_: 1 / 0)
     plain = list(make_engine(cpu_decoders["moe"]).generate(Request("a", prompt_of(5), GREEDY)))
     with pytest.warns(RuntimeWarning, match="no more speculative decoding"):
         assert list(engine.generate(Request("a", prompt_of(5), GREEDY))) == plain

@@ -27,7 +27,7 @@ LONG = replace(GREEDY, max_tokens=40)
 class Oracle:
     """Knows the answers, and lies about each token with a given chance."""
 
-    name, free = "oracle", True
+    name, free, follows = "oracle", True, False
 
     def __init__(self, answers: dict[str, list[int]], lies: float, seed: int = 0) -> None:
         self.answers, self.lies, self.random = answers, lies, random.Random(seed)
@@ -39,6 +39,10 @@ class Oracle:
         done = len(ask.request.generated)
         told = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(VOCAB) if self.random.random() < self.lies else t for t in told]
+
+    def agreed(self, request: Request) -> int | None:
+        """Nothing is known beforehand."""
+        return 0
 
     def behind(self, request: Request) -> int | None:
         return 0

@@ -54,6 +54,7 @@ def slowest_beginning(steps: Sequence[Step], plain: float, request: str, width: 
     st.integers(1, 3),
     st.sampled_from([Matches, Drafts, Sure]),
     st.sampled_from(["request", "window"]),
+    st.sampled_from([0.0, 0.005, 0.05, 0.25]),
 )
 def test_no_window_is_slower_than_promised(
     increments: list[float],
@@ -63,16 +64,18 @@ def test_no_window_is_slower_than_promised(
     requests: int,
     kind: type[Drafts],
     promise: Promise,
+    thinking: float,
 ) -> None:
     """Whatever steps cost, whatever is accepted when: also when drafts are right until they are trusted,
-    and whatever they say of themselves."""
+    and whatever they say of themselves. thinking: plain steps that asking takes, whatever comes of it."""
     texts = [by_segments(segments, seed + i) for i in range(requests)]
     drafts = kind(lambda name, position: texts[int(name)][position], 0.0 if kind is Matches else drafting)
     if isinstance(drafts, Sure):
         chosen = random.Random(seed)
         drafts.chances = [chosen.choice((0.1, 0.4, 0.8, 0.999)) for _ in range(97)]
     cost = costs(increments, requests)
-    steps, _ = decode(drafts, cost, lambda rows: 1 + 0.05 * rows, 260, requests, promise=promise)
+    shape: Cost = lambda rows: 1 + 0.05 * rows  # noqa: E731
+    steps, _ = decode(drafts, cost, shape, 260, requests, promise=promise, thinking=thinking)
     least = PROMISE if promise == "window" else WINDOW_FLOOR
     for name in map(str, range(requests)):
         assert slowest_window(steps, cost(requests), name) >= least - 1e-9
@@ -142,20 +145,23 @@ def test_a_draft_model_that_pays_reads_long_prompts() -> None:
     assert found[0] < 325 and found[1] < 10
 
 
+@pytest.mark.parametrize("thinking", [0.0, 0.2])
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
-def test_hopeless_drafts_are_given_up(drafting: float) -> None:
-    """Acceptance 0 in 3,000 steps: what was tried in vain takes less than 1 % of the time."""
-    drafts = Drafts(lambda *_: False, drafting)
-    steps, speculator = decode(drafts, lambda rows: 0.7 + 0.3 * rows, lambda rows: 0.9 + 0.1 * rows, 3000)
-    assert speed(steps) > 0.99
+def test_hopeless_drafts_are_given_up(drafting: float, thinking: float) -> None:
+    """Acceptance 0 in 3,000 steps: what was tried in vain takes less than 1 % of the time, asking another."""
+    drafts, shape = Drafts(lambda *_: False, drafting), lambda rows: 0.9 + 0.1 * rows
+    steps, speculator = decode(drafts, lambda rows: 0.7 + 0.3 * rows, shape, 3000, thinking=thinking)
+    assert speed(steps) > (0.98 if thinking else 0.99)
     assert speculator.figures.lengths[0] > 2900
 
 
+@pytest.mark.parametrize("thinking", [0.0, 0.2])
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
-def test_drafts_that_become_right_are_found(drafting: float) -> None:
+def test_drafts_that_become_right_are_found(drafting: float, thinking: float) -> None:
     """Wrong for 500 tokens, right from there on: probing, or a look at what would have been, finds out."""
-    drafts = Drafts(lambda _, position: position > 500, drafting)
-    steps, _ = decode(drafts, lambda rows: 0.9 + 0.1 * rows, lambda rows: 0.9 + 0.1 * rows, 2000)
+    drafts = (Drafts if drafting else Matches)(lambda _, position: position > 500, drafting)
+    cost: Cost = lambda rows: 0.9 + 0.1 * rows  # noqa: E731
+    steps, _ = decode(drafts, cost, cost, 2000, thinking=thinking)
     assert speed(steps[-500:]) > 2.5
 
 

@@ -1,0 +1,77 @@
+"""How often it is asked whether drafts would pay, and what a glance at the text says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, runs, slowest_window, speed
+
+from strata.core import Request
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.ledger import WINDOW_FLOOR
+from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.proposer import Ask, Proposal
+
+THINKING = 0.2
+"""Plain steps that asking takes: about what it does for a model whose step takes 0.35 ms."""
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.data())
+def test_a_glance_knows_what_agreed(tokens: list[int], data: st.DataObject) -> None:
+    """However seldom it is taken: by a slow walk along the text."""
+    proposer, request = NgramProposer(), Request("a", tokens[:1], ENDLESS)
+    for token in tokens[1:]:
+        request.tokens.append(token)
+        if data.draw(st.booleans()):
+            assert proposer.agreed(request) == walked(request.tokens)
+    assert proposer.agreed(request) == walked(request.tokens)
+
+
+def walked(tokens: list[int]) -> int | None:
+    """See `NgramProposer.agreed`."""
+    place, found = None, 0
+    for end in range(1, len(tokens)):
+        if place is not None and tokens[place] == tokens[end]:
+            place, found = place + 1, found + 1
+        else:
+            pair, found = tokens[end - 1 : end + 1], 0
+            place = next((at for at in range(end, 1, -1) if tokens[at - 2 : at] == pair), None)
+    return None if place is None else found
+
+
+def test_what_has_nothing_to_propose_is_not_asked() -> None:
+    """A text without two tokens that were there before: after the first time nobody asks."""
+    speculator = decode(Silent(lambda *_: False), lambda rows: 1.0, lambda rows: 1.0, 300, thinking=0.5)[1]
+    assert speculator.figures.draft_seconds < 2.0
+
+
+class Silent(Matches):
+    """Never has anything to propose."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return [Proposal()] * len(asks)
+
+    def agreed(self, request: Request) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize("model", ["demo", "SmolLM2"])
+def test_texts_that_repeat_are_noticed_although_asking_is_dear(model: str) -> None:
+    """Asked every twentieth time only while they do not, they still gain what fixed lengths do."""
+    for text in (runs(150, 8), runs(40, 10), [True] * 6000):
+        right, cost = (lambda _, position, text=text: text[position % len(text)]), measured_cost(model)
+        steps, _ = decode(Matches(right), cost, cost, 400, thinking=THINKING)
+        for length in (4, 8):
+            fixed = LengthOptions(length, fixed=True)
+            assert speed(steps) >= speed(decode(Matches(right), cost, None, 400, lengths=fixed)[0])
+        assert slowest_window(steps, 1.0, "0") >= WINDOW_FLOOR
+
+
+def test_a_draft_that_has_read_proposes_at_once() -> None:
+    """Before the text has gone on, and it would have to read again."""
+    cost = measured_cost("random MoE")
+    steps, _ = decode(Drafts(lambda *_: True, 0.05), cost, cost, 200, prompt=40, thinking=THINKING)
+    assert speed(steps) > 3.0
