@@ -34,8 +34,9 @@ HOST_LAYER_SECONDS = 100e-6
 """A layer's op calls from Python; `strata bench demo`: 1,070 tokens/s, 6 tiny layers, 2 cores."""
 LAUNCH_SECONDS = 4e-6
 """One kernel, launch to launch in a stream; assumed."""
-LAYER_KERNELS = 12
-"""Kernels of a layer: norms, attention, router, grouped expert products; assumed."""
+MOE_LAYER_KERNELS, DENSE_LAYER_KERNELS = 8, 6
+"""Launches of a layer that decodes with all its experts on the device, as `strata bench MODEL --dry-launch`
+counts them without CUDA graphs; one of the 8 guesses what the next layer's router will say."""
 ROUND_TRIP_SECONDS = 30e-6
 """Router's result to the host and the host's share back, both events and small copies; assumed."""
 COPY_SECONDS = 10e-6
@@ -272,7 +273,7 @@ def base_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: S
         step.sequences * seen * model.attention.new_bytes / read,
         step.tokens * seen * model.attention.macs / macs,
     )
-    return static + attention + model.layers * _handshake(placement)
+    return static + attention + _handshakes(model, placement)
 
 
 def _worker(speeds: Speeds, placement: Placement) -> tuple[float, float]:
@@ -282,8 +283,12 @@ def _worker(speeds: Speeds, placement: Placement) -> tuple[float, float]:
     return speeds.host_shared or speeds.host_read, speeds.host_macs
 
 
-def _handshake(placement: Placement) -> float:
-    return LAYER_KERNELS * LAUNCH_SECONDS if placement.on_device else HOST_LAYER_SECONDS
+def _handshakes(model: Footprint, placement: Placement) -> float:
+    """Seconds in which the layers' launches, or without a device their calls, wait for each other."""
+    if not placement.on_device:
+        return model.layers * HOST_LAYER_SECONDS
+    dense = model.layers - model.moe_layers
+    return (MOE_LAYER_KERNELS * model.moe_layers + DENSE_LAYER_KERNELS * dense) * LAUNCH_SECONDS
 
 
 def _head_seconds(model: Footprint, speeds: Speeds, placement: Placement, step: Step) -> float:
@@ -314,7 +319,7 @@ def _busy(
     """Seconds that each lane works in a step."""
     routed = model.moe_layers
     here = use.misses - fetched
-    waits = model.layers * _handshake(placement)
+    waits = _handshakes(model, placement)
     work = base_seconds(model, speeds, placement, step) - waits
     work += _head_seconds(model, speeds, placement, step)
     kv_in, kv_out = _kv_seconds(model, speeds, placement, step)

@@ -12,6 +12,7 @@ from strata.config import Override, load_config
 from strata.errors import UnsupportedError
 from strata.interfaces import cli, dry_launching
 from strata.interfaces.dry_launching import Scene, to_json
+from strata.plan.cost import DENSE_LAYER_KERNELS, MOE_LAYER_KERNELS
 from strata.plan.figures import CALL_SECONDS
 
 DEMO = str(Path(strata.__file__).parents[1] / "configs" / "demo.yaml")
@@ -31,10 +32,17 @@ def test_launches_of_a_layer(counted: list[tuple[Scene, dict[str, object]]]) -> 
     by_layer = one["launches_by_layer"]
     assert isinstance(by_layer, list) and len(by_layer) == 6
     assert by_layer[-1] == MOE_LAYER
-    assert max(by_layer) <= MOE_LAYER + 1, "the others guess what the next layer's router will say"
+    assert max(by_layer) == MOE_LAYER + 1, "the others guess what the next layer's router will say"
+    assert max(by_layer) == MOE_LAYER_KERNELS, "what plans reckon with"
     assert one["launches"] == sum(by_layer) + one["launches_outside_layers"]  # type: ignore[operator]
     kernels = one["kernels_of_last_layer"]
     assert isinstance(kernels, dict) and sum(kernels.values()) == MOE_LAYER and kernels["norm_route"] == 1
+
+
+def test_launches_of_a_dense_layer() -> None:
+    config = load_config(None, [Override("model.path", "demo-draft", "test")])
+    _, found = next(dry_launching.count(config, [1]))
+    assert {found.of_layer(layer) for layer in range(found.layers)} == {DENSE_LAYER_KERNELS}
 
 
 def test_a_graph_is_one_launch(counted: list[tuple[Scene, dict[str, object]]]) -> None:

@@ -48,7 +48,7 @@ def test_half_of_the_cores_saturate_a_node() -> None:
 def test_a_token_with_every_expert_resident() -> None:
     """100 MB static, 50 MB head and 10 x 2 experts of 10 MB at 500 GB/s, and ten layers' launches."""
     found = step_cost(toy(), PLAIN, ON_DEVICE, Step.decode(1, 0), ALL_HIT)
-    launches = 10 * cost.LAYER_KERNELS * cost.LAUNCH_SECONDS
+    launches = 10 * cost.MOE_LAYER_KERNELS * cost.LAUNCH_SECONDS
     assert found.seconds == pytest.approx(350e6 / 500e9 + launches, rel=1e-3)
     assert found.misses == pytest.approx(0, abs=1e-6)
     assert found.busy["handshakes"] == pytest.approx(launches)
@@ -92,7 +92,7 @@ def test_misses_by_hand() -> None:
     place = Placement(True, 40, True, 80, "cpu")
     cpu = step_cost(toy(), PLAIN, place, Step.decode(1, 0), UNIFORM)
     assert cpu.misses == pytest.approx(1.0)
-    base = 150e6 / 500e9 + 10 * cost.LAYER_KERNELS * cost.LAUNCH_SECONDS
+    base = 150e6 / 500e9 + 10 * cost.MOE_LAYER_KERNELS * cost.LAUNCH_SECONDS
     trip = cost.ROUND_TRIP_SECONDS + 2 * 4000 / 10e9
     assert cpu.seconds == pytest.approx(base + 10 * (200e-6 + trip), rel=1e-3)
     fetch = step_cost(toy(), PLAIN, dataclasses.replace(place, misses="fetch"), Step.decode(1, 0), UNIFORM)
@@ -120,7 +120,7 @@ def test_large_chunks_stream_ahead_of_the_router() -> None:
     place = Placement(True, 8, True, 80, "fetch")
     found = step_cost(model, PLAIN, place, Step.prefill(1000, 0), UNIFORM)
     device = 1000 * (10**10 + 10 * 2 * 20e6) / 10e12
-    assert found.seconds == pytest.approx(device + 10 * cost.LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=0.01)
+    assert found.seconds == pytest.approx(device + 10 * cost.MOE_LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=0.01)
     assert found.busy["to_device"] == pytest.approx(10 * 7.2 * 10e6 / 10e9, rel=0.01)
 
 
@@ -139,7 +139,7 @@ def test_a_dense_model_has_no_experts() -> None:
     )
     assert found.distinct == found.misses == 0
     assert found.seconds == pytest.approx(
-        150e6 / 500e9 + 10 * cost.LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=1e-3
+        150e6 / 500e9 + 10 * cost.DENSE_LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=1e-3
     )
 
 
