@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from strata.config import format_size
@@ -13,6 +14,8 @@ from strata.interfaces.terminal import note, printable, styled
 Progress = Callable[[int, int, str], None]
 LINE_SECONDS = 10.0
 """Between two lines of a log; what is done earlier prints none."""
+RECENT_SECONDS = 60.0
+"""What the time that is left is judged by: the parts of a model take unequally long for their bytes."""
 
 
 @contextlib.contextmanager
@@ -61,14 +64,16 @@ class ProgressLines:
     def __init__(self, title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title, self._unit, self._clock = title, unit, clock
         self._last = clock()
-        self._first: tuple[float, int] | None = None
+        self._seen: deque[tuple[float, int]] = deque()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Prints, or leaves it for later. The time that is left goes by the speed since the first call: what
-        an earlier run had done took none of it."""
+        """Prints, or leaves it for later. The time that is left goes by the speed of the last RECENT_SECONDS,
+        at first since the first call: what an earlier run had done took none of it."""
         now = self._clock()
-        if self._first is None:
-            self._first = now, done
+        if not self._seen or now - self._seen[-1][0] >= 1.0:
+            self._seen.append((now, done))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= RECENT_SECONDS:
+            self._seen.popleft()
         if now - self._last < LINE_SECONDS:
             return
         self._last = now
@@ -80,8 +85,7 @@ class ProgressLines:
         return format_size(count) if self._unit == "bytes" else f"{count:,} {self._unit}"
 
     def _left(self, now: float, done: int, total: int) -> list[str]:
-        assert self._first is not None
-        begin, before = self._first
+        begin, before = self._seen[0]
         if now <= begin or done <= before:
             return []
         seconds = (total - done) * (now - begin) / (done - before)

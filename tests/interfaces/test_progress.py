@@ -48,6 +48,16 @@ def test_sizes_have_units_and_the_time_counts_from_where_this_run_began(clock: C
     ]
 
 
+def test_the_time_that_is_left_goes_by_the_recent_speed(clock: Clock, capsys: Any) -> None:
+    """A model's first part may be ten times as fast as what follows."""
+    show = ProgressLines("converting", "rows", clock)
+    for step in range(300):
+        clock.now += 1
+        show(min(1000 * step, 100_000) + max(0, 10 * (step - 100)), 110_000, "")
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.endswith(f"{(110_000 - 100_000 - 1_990) / 10 / 60:.0f} min left")
+
+
 def test_what_takes_no_time_prints_nothing(capsys: Any) -> None:
     with progress_bar("verifying") as progress:
         assert progress is not None

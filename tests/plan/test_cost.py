@@ -120,7 +120,9 @@ def test_large_chunks_stream_ahead_of_the_router() -> None:
     place = Placement(True, 8, True, 80, "fetch")
     found = step_cost(model, PLAIN, place, Step.prefill(1000, 0), UNIFORM)
     device = 1000 * (10**10 + 10 * 2 * 20e6) / 10e12
-    assert found.seconds == pytest.approx(device + 10 * cost.MOE_LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=0.01)
+    assert found.seconds == pytest.approx(
+        device + 10 * cost.MOE_LAYER_KERNELS * cost.LAUNCH_SECONDS, rel=0.01
+    )
     assert found.busy["to_device"] == pytest.approx(10 * 7.2 * 10e6 / 10e9, rel=0.01)
 
 
