@@ -309,7 +309,7 @@ def test_more_device_memory_never_means_fewer_slots(
     assert large.device is not None and large.device.slots >= small.device.slots
     rates = [plan.predictions[0].tokens_per_second for plan in (small, large)]
     # The cost between whole numbers of misses is interpolated. Where some come from the disk, fewer misses
-    # mean a larger share of each, and the longer of two lanes, averaged, grows with what it varies (1.3 % seen).
+    # mean a larger share of each, and the longer of two lanes, averaged, grows with what varies (1.3 % seen).
     assert small.predictions[0].busy.get("disk") or rates[1] >= rates[0] * (1 - 1e-6)
 
 
