@@ -122,6 +122,7 @@ class SpeculativeBenchmark:
             self.workloads = [*found, *self.workloads]
         self.workloads = _chosen(self.workloads, texts)
         self.model, self.kv_place = manifest.spec.name, engine.kv_place
+        self.vocabulary = engine.options.valid_tokens
 
     def results(self, repeats: int) -> Iterator[list[SpeculativeRun]]:
         """The runs of each workload, as they are done."""

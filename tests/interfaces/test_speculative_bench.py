@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -111,8 +112,8 @@ def test_texts_are_compared_with_plain_decodings(in_turns: bool, monkeypatch: py
     count = iter(range(len(POLICIES)))
 
     class Script(speculation.ScriptedTokens):
-        def __init__(self, valid_tokens: int, prompt: int, script: Sequence[int]) -> None:
-            super().__init__(valid_tokens, prompt, script if next(count) != 3 else script[::-1])
+        def __init__(self, valid_tokens: int, prompt: int, script: Sequence[int], *told: None) -> None:
+            super().__init__(valid_tokens, prompt, script if next(count) != 3 else script[::-1], *told)
 
     monkeypatch.setattr(speculation, "ScriptedTokens", Script)
     engine = open_model(demo(), remembered_machine()).engine
@@ -188,3 +189,13 @@ def test_the_slowest_steps_in_a_row() -> None:
     assert plain.slowest(plain, 2) == pytest.approx(1.0)
     shaken = a_run("", [*mine[:2], 100.0, *mine[3:]])
     assert shaken.slowest(plain, 2) == pytest.approx(2.1 / (1.2 + 1.1 * DISTURBED))
+
+
+def test_a_draft_models_guesses_may_be_scripted() -> None:
+    """The token of each place, as sure as it was said to be, whatever was computed."""
+    guesses = [(5, 0.9), (3, 0.2)]
+    sampler = speculation.ScriptedTokens(40, 2, [1, 2], guesses)
+    for place, (token, chance) in enumerate(guesses):
+        logits = np.arange(40, dtype=np.float32)
+        assert sampler.guess(logits, [0] * (2 + place), 0.0) == token
+        assert np.exp(logits[token]) / np.exp(logits).sum() == pytest.approx(chance)

@@ -40,11 +40,16 @@ are compared with; what the second one is worth by that, which is 1, says how fa
 
 @dataclass(frozen=True)
 class Workload:
-    """A prompt and how it goes on. script: ids that are "sampled" whatever the model says; None: greedy."""
+    """A prompt and how it goes on. script: ids that are "sampled" whatever the model says; None: greedy.
+
+    guesses: what a draft model chooses at each place of the script, and the probability that it gives to
+    that, whatever it computes; None: its own.
+    """
 
     name: str
     prompt: Sequence[int]
     script: Sequence[int] | None = None
+    guesses: Sequence[tuple[int, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,20 @@ class SpeculativeRun:
 
 
 class ScriptedTokens(Sampler):
-    """Chooses what a script says. For models whose weights are random: their own text would be nothing's."""
+    """Chooses what a script says. For models whose weights are random: their own text would be nothing's.
 
-    def __init__(self, valid_tokens: int, prompt: int, script: Sequence[int]) -> None:
+    guesses: see `Workload`.
+    """
+
+    def __init__(
+        self,
+        valid_tokens: int,
+        prompt: int,
+        script: Sequence[int],
+        guesses: Sequence[tuple[int, float]] | None = None,
+    ) -> None:
         super().__init__(SamplingParams(temperature=0.0), valid_tokens)
-        self._prompt, self._script = prompt, script
+        self._prompt, self._script, self._guesses = prompt, script, guesses
 
     def drawing(self, count: int) -> None:
         """No device knows this choice."""
@@ -114,6 +128,15 @@ class ScriptedTokens(Sampler):
     def sample(self, logits: Row, tokens: Sequence[int]) -> int:
         """The script's token at this place."""
         return self._script[len(tokens) - self._prompt]
+
+    def guess(self, logits: NDArray[np.float32], tokens: Sequence[int], number: float) -> int:
+        """The script's guess; the logits become those of one to which a model gives its probability."""
+        if self._guesses is None:
+            return super().guess(logits, tokens, number)
+        token, chance = self._guesses[len(tokens) - self._prompt]
+        logits[:] = 0.0
+        logits[token] = np.log(chance / (1 - chance) * (len(logits) - 1))
+        return token
 
 
 def scripted_workloads(vocabulary: int, tokens: int, seed: int = 0) -> list[Workload]:
@@ -213,7 +236,9 @@ class SpeculativeBench:
         request = Request(f"speculation {self._started}", list(workload.prompt), sampling)
         sampler = None
         if workload.script is not None:
-            sampler = ScriptedTokens(engine.options.valid_tokens, len(workload.prompt), workload.script)
+            sampler = ScriptedTokens(
+                engine.options.valid_tokens, len(workload.prompt), workload.script, workload.guesses
+            )
         return Decoding(engine, request, sampler)
 
     def _run(

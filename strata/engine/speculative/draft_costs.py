@@ -16,6 +16,10 @@ when nothing was measured yet, 64 steps may lose just so much beside a first dra
 row that takes a plain step."""
 KEPT = 8
 """Latest times that count, of which the fastest quarter does, as of steps (`step_times.KEPT`)."""
+BELIEVED = 3
+"""Times of a token that are believed when they say that it can never pay."""
+MANY = 32
+"""Tokens that are read at once: of more of them each takes hardly less."""
 WITH_THE_FIRST = 2
 """Tokens that are read with the first one that is proposed: what the last verification brought."""
 
@@ -30,7 +34,7 @@ class DraftCosts:
         self.reads = False
         self._clock = clock
         self._tokens: deque[float] = deque(maxlen=KEPT)
-        self._reading: deque[float] = deque(maxlen=KEPT)
+        self._reading: dict[int, deque[float]] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """As `Proposer.propose`."""
@@ -49,14 +53,20 @@ class DraftCosts:
         self.proposer.read(ask.request, count)
         took = self._clock() - begin
         self.spent += took
-        self._reading.append(took / count)
+        self._reading.setdefault(count.bit_length(), deque(maxlen=KEPT)).append(took / count)
         self.reads = True
 
-    def readable(self, steps: float, plain: float) -> int:
-        """Tokens that it can read in so many plain steps; the first time one, which says what they take."""
+    def readable(self, steps: float, plain: float, behind: int) -> int:
+        """Of `behind` tokens so many as it can read in so many plain steps; the first time one, which says
+        what they take."""
         if not self._reading:
             return int(steps >= DRAFT_AT_MOST)
-        return int(steps / self.reading(plain)) if steps > 0 else 0
+        for bits in range(behind.bit_length(), 0, -1):
+            least = 1 << (bits - 1)
+            count = min(behind, 2 * least - 1, int(max(0.0, steps) / self.reading(plain, least)))
+            if count >= least:
+                return count
+        return 0
 
     def forgive(self, steps: float, plain: float) -> float:
         """What was spent counts as so many plain steps less, at most; by how many."""
@@ -73,14 +83,29 @@ class DraftCosts:
         """Plain steps that a token of all drafts together takes: not less than one that was read alone."""
         if self._tokens:
             return _usual(self._tokens) / plain
-        return max(DRAFT_AT_MOST, max(self._reading, default=0.0) / plain)
+        return max(DRAFT_AT_MOST, max((max(times) for times in self._reading.values()), default=0.0) / plain)
 
-    def reading(self, plain: float) -> float:
-        """Plain steps that it takes to read a token, at most: many at once take less each."""
-        return max(1e-9, _usual(self._reading) / plain) if self._reading else DRAFT_AT_MOST
+    def reading(self, plain: float, count: int) -> float:
+        """Plain steps that it takes to read one of `count` tokens at once, at most: of fewer, each takes
+        longer."""
+        bits = count.bit_length()
+        measured = max((each for each in self._reading if each <= bits), default=0)
+        if measured:
+            return max(1e-9, _usual(self._reading[measured]) / plain)
+        if not self._reading:
+            return DRAFT_AT_MOST
+        more = min(self._reading)
+        return max(1e-9, _usual(self._reading[more]) * (1 << (more - bits)) / plain)
+
+    def knows_reading(self, count: int) -> bool:
+        """Whether as many at once were read, or MANY: before, it may take far less than is known."""
+        return any(bits >= min(count, MANY).bit_length() for bits in self._reading)
 
     def could_pay(self, requests: int, steps: Steps, token: float) -> bool:
-        """Whether it would if everything was accepted."""
+        """Whether it would if everything was accepted. The first times may have been a model's that had still
+        to be fetched from the disk."""
+        if len(self._tokens) < BELIEVED:
+            token = min(token, DRAFT_AT_MOST)
         return any(
             requests + rows > LEAST_GAIN * requests * (steps.expected(requests + rows) + rows * token)
             for rows in range(1, MOST_DRAFTED + 1)

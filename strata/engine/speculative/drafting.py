@@ -140,7 +140,6 @@ class Drafting:
         """The lengths, 0 for those whose text the draft has not read: it reads what may be spent on it. What
         is left then says whether the next step has drafts."""
         costs = self.costs
-        each = costs.reading(table.plain)
         found = [0] * len(asks)
         for place, length in enumerate(lengths):
             behind = costs.proposer.behind(asks[place].request) if length else None
@@ -148,14 +147,16 @@ class Drafting:
                 continue
             if behind > WITH_THE_FIRST:
                 spend = max(left, self.won) if self._promise == "request" else left
-                if behind * each > spend + LOSS * _coming(asks[place].request) / 2:
+                needed = behind * costs.reading(table.plain, behind)
+                if costs.knows_reading(behind) and needed > spend + LOSS * _coming(asks[place].request) / 2:
                     continue  # most of the answer would be over
-                count = min(behind, costs.readable(spend, table.plain))
+                count = costs.readable(spend, table.plain, behind)
                 if count:
+                    taken = count * costs.reading(table.plain, count)
                     costs.read(asks[place], count)
-                    if count * each > left:  # then it is what was won that paid
+                    if taken > left:  # then it is what was won that paid
                         self.won -= costs.forgive(self.won, table.plain)
-                    left -= count * each
+                    left -= taken
             else:
                 found[place] = length
         return found

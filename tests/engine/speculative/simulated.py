@@ -136,6 +136,7 @@ def decode(
     prompt: int = 2,
     speculator: Speculator | None = None,
     thinking: float = 0.0,
+    sampling: SamplingParams = ENDLESS,
 ) -> tuple[list[Step], Speculator]:
     """`steps` steps of `requests` requests that never end. The true continuation is zeros.
 
@@ -146,7 +147,7 @@ def decode(
     asked = lengths or LengthOptions()
     speculator = speculator or Speculator(drafts, asked, shape, lambda: drafts.now, promise, spare)
     sampler = Sampler(SamplingParams(temperature=0.0), 2)
-    running = [Request(f"{i}", [0] * prompt, ENDLESS) for i in range(requests)]
+    running = [Request(f"{i}", [0] * prompt, sampling) for i in range(requests)]
     for request in running:
         request.tokens.append(0)  # the prompt's step sampled it
     done = []

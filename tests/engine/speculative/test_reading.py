@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulated import ENDLESS, Drafts, Matches, decode, measured_cost
+import pytest
+from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, speed
 
-from strata.core import Request
+from strata.core import Request, SamplingParams
 from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Work
 from strata.engine.speculative.drafting import Drafting
@@ -59,3 +60,38 @@ def test_what_stands_in_for_a_draft_rests_too() -> None:
     spare = Slow(lambda request, position: False, watch=drafts)
     decode(drafts, measured_cost("demo"), measured_cost("demo"), 512, spare=spare)
     assert 10 < spare.looks < 150
+
+
+@dataclass
+class Fetched(Drafts):
+    """Whatever it reads at once takes as long as a token, and a thousandth of a step for each. What it
+    computes first takes `cold` steps more."""
+
+    cold: float = 0.0
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        self._fetch()
+        return super().propose(asks)
+
+    def read(self, request: Request, count: int) -> None:
+        self._fetch()
+        super().read(request, count)
+        self.now += self.seconds
+
+    def _fetch(self) -> None:
+        self.now += self.cold
+        self.cold = 0.0
+
+
+@pytest.mark.parametrize("cold", [0.0, 0.3])
+def test_a_first_request_of_few_tokens_has_drafts(cold: float) -> None:
+    """Its prompt is read although a token that is read alone takes so long that most of the answer would be
+    over; and a model that was slow once is asked again."""
+    drafts = Fetched(lambda request, position: True, seconds=0.05, reading=0.001, cold=cold)
+    few = SamplingParams(temperature=0.0, max_tokens=200)
+    steps, _ = decode(drafts, measured_cost("random MoE"), flat, 60, prompt=300, sampling=few)
+    assert speed(steps) > 2.0
+
+
+def flat(rows: int) -> float:
+    return 1.0
