@@ -124,8 +124,9 @@ def test_extreme_codes_do_not_overflow(isa: str, fmt: str, activations: Activati
         values = tensor.data.reshape(tensor.shape.blocks, -1)[:, : tensor.shape.value_bytes]
         values[:] = byte
         matrix = unpack(tensor).astype(np.float64)
-        for x in (np.ones((6, 128), np.float32), -np.ones((6, 128), np.float32)):
-            np.testing.assert_allclose(backend.linear(x, backend.weight(tensor)), x @ matrix.T, rtol=1e-5)
+        for rows in (1, 6, 14):
+            for x in (np.ones((rows, 128), np.float32), -np.ones((rows, 128), np.float32)):
+                np.testing.assert_allclose(backend.linear(x, backend.weight(tensor)), x @ matrix.T, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,8 @@ def test_same_bits_alone_in_a_batch_with_other_threads_and_isa(fmt: str, activat
         for row in (0, 20, 44):
             assert np.array_equal(backend.linear(x[row : row + 1], weight)[0], want[row])
         assert np.array_equal(backend.linear(x[7:10], weight), want[7:10])
+        for rows in range(1, 18):  # each number has a kernel or a split of its own
+            assert np.array_equal(backend.linear(x[:rows], weight), want[:rows])
 
 
 def test_bias_is_added(isa: str) -> None:

@@ -15,8 +15,10 @@ struct Floats {
 // loads would take longer than the products. 24 sums, 2 chunks of weights and a broadcast are in registers.
 constexpr int kTile = 12;
 constexpr int kTileBlocks = 2;
-// Tokens up to which weights are decoded for every tile anew, straight from their packed form.
-constexpr int kFew = 4;
+// Tokens up to which products read packed weights themselves, in one sweep.
+constexpr int kFew = 12, kFewSigned = 12;
+// Tokens from which such a sweep takes kTileBlocks blocks at once.
+constexpr int kFewShared = 5;
 // Tokens of a tile with f32 activations.
 constexpr int kF32Tile = 8;
 constexpr int kPeakChains = 12;
@@ -76,6 +78,23 @@ STRATA_INLINE Ints load_u8(const void* p) {
 }
 // The low 16 bits of every lane, read as fp16.
 STRATA_INLINE Floats low_f16(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))}; }
+
+// How many of a block's 16 rows a kernel takes at once, and how their lanes come into registers.
+struct WholeBlock {
+    using Ints = avx512::Ints;
+    using Floats = avx512::Floats;
+    static constexpr int kLanes = 16;
+    STRATA_INLINE Ints load_ints(const void* p) { return avx512::load_ints(p); }
+    STRATA_INLINE Ints set_ints(int32_t x) { return avx512::set_ints(x); }
+    STRATA_INLINE Ints load_u8(const void* p) { return avx512::load_u8(p); }
+    STRATA_INLINE Floats load_floats(const float* p) { return avx512::load_floats(p); }
+    STRATA_INLINE Floats load_f16(const void* p) { return avx512::load_f16(p); }
+    STRATA_INLINE Floats set_floats(float x) { return avx512::set_floats(x); }
+    STRATA_INLINE void store_floats(float* p, Floats x) { avx512::store_floats(p, x); }
+};
+// What kernels of few tokens take at once, however many.
+using FewRows = WholeBlock;
+constexpr int kFewHalved = 1;
 
 // What attention needs beside the above. 8 lanes from each of two places:
 STRATA_INLINE Ints load_halves(const void* low, const void* high) {

@@ -33,41 +33,53 @@ struct Traits {
     static constexpr int kSpanLines = kUnitLines / Kind::kSpans;
 };
 
-template <class Kind>
+template <class Kind, class Ints>
 STRATA_INLINE Ints begin(Ints sum, Ints w, Ints x) {
-    return Kind::kSigned ? begin_signed(sum, w, x) : begin_unsigned(sum, w, x);
+    if constexpr (Kind::kSigned) return begin_signed(sum, w, x);
+    return begin_unsigned(sum, w, x);
 }
-template <class Kind>
+template <class Kind, class Ints>
 STRATA_INLINE Ints mac(Ints part, Ints w, Ints x) {
-    return Kind::kSigned ? mac_signed(part, w, x) : mac_unsigned(part, w, x);
+    if constexpr (Kind::kSigned) return mac_signed(part, w, x);
+    return mac_unsigned(part, w, x);
 }
-template <class Kind>
+template <class Kind, class Ints>
 STRATA_INLINE Ints flush(Ints sum, Ints part) {
-    return Kind::kSigned ? flush_signed(sum, part) : flush_unsigned(sum, part);
+    if constexpr (Kind::kSigned) return flush_signed(sum, part);
+    return flush_unsigned(sum, part);
 }
 
 // What the integer sums of a span begin with.
-template <class Kind>
-STRATA_INLINE Ints span_start(const QuantUnit& x, int span) {
-    return set_ints(Kind::kMinimum ? 0 : x.totals[span].start);
+template <class Kind, class Rows>
+STRATA_INLINE typename Rows::Ints span_start(const QuantUnit& x, int span) {
+    return Rows::set_ints(Kind::kMinimum ? 0 : x.totals[span].start);
+}
+
+// Four codes, to every lane.
+template <class Rows>
+STRATA_INLINE typename Rows::Ints codes_of(const QuantUnit& x, int step) {
+    int32_t four;
+    __builtin_memcpy(&four, x.codes + step * kStepCols, kStepCols);
+    return Rows::set_ints(four);
 }
 
 // Sums of span `span` for B row blocks and T tokens. source[b].step(i) are the bytes of step i of a block.
-template <class Kind, class Source, int B, int T>
-STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int span, Ints (&sum)[B][T]) {
+template <class Kind, class Rows, class Source, int B, int T>
+STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int span,
+                            typename Rows::Ints (&sum)[B][T]) {
     const int start = span * Kind::kSpanSteps, end = start + Kind::kSpanSteps;
 #pragma GCC unroll 4
     for (int first = start; first < end; first += Kind::kPartSteps) {
-        Ints part[B][T];
+        typename Rows::Ints part[B][T];
 #pragma GCC unroll 8
         for (int step = first; step < first + Kind::kPartSteps; step++) {
-            Ints w[B];
+            typename Rows::Ints w[B];
             for (int b = 0; b < B; b++) w[b] = source[b].step(step);
 #pragma GCC unroll 16
             for (int t = 0; t < T; t++) {
-                const Ints four = broadcast4(x[t].codes + step * kStepCols);
+                const auto four = codes_of<Rows>(x[t], step);
                 for (int b = 0; b < B; b++)
-                    part[b][t] = step == start   ? begin<Kind>(span_start<Kind>(x[t], span), w[b], four)
+                    part[b][t] = step == start   ? begin<Kind>(span_start<Kind, Rows>(x[t], span), w[b], four)
                                  : step == first ? begin<Kind>(sum[b][t], w[b], four)
                                                  : mac<Kind>(part[b][t], w[b], four);
             }
@@ -76,44 +88,46 @@ STRATA_INLINE void sum_span(const Source (&source)[B], const QuantUnit* x, int s
         for (int t = 0; t < T; t++)
             for (int b = 0; b < B; b++)
                 sum[b][t] =
-                    flush<Kind>(first == start ? span_start<Kind>(x[t], span) : sum[b][t], part[b][t]);
+                    flush<Kind>(first == start ? span_start<Kind, Rows>(x[t], span) : sum[b][t], part[b][t]);
     }
 }
 
 // acc + scale * sum (+ minimum * total) of one token and block.
-template <class Kind>
-STRATA_INLINE Floats add_span(Floats acc, Ints sum, Floats scale, Floats minimum, const QuantUnit& x,
-                              int span) {
-    acc = fma(to_floats(sum), mul(scale, set_floats(x.scales[span])), acc);
-    if constexpr (Kind::kMinimum) acc = fma(minimum, set_floats(x.totals[span].scaled), acc);
+template <class Kind, class Rows>
+STRATA_INLINE typename Rows::Floats add_span(typename Rows::Floats acc, typename Rows::Ints sum,
+                                             typename Rows::Floats scale, typename Rows::Floats minimum,
+                                             const QuantUnit& x, int span) {
+    acc = fma(to_floats(sum), mul(scale, Rows::set_floats(x.scales[span])), acc);
+    if constexpr (Kind::kMinimum) acc = fma(minimum, Rows::set_floats(x.totals[span].scaled), acc);
     return acc;
 }
 
-// The 16 weight scales that meet span `span` of unit `unit`, times what decoded bytes exceed values by.
-// Formats with one scale per row apply it to the result (finished).
-template <int kCode>
-STRATA_INLINE Floats span_scales(const Matrix& matrix, const uint8_t* block, int unit, int span) {
+// The weight scales, from row `row` of the block on, that meet span `span` of unit `unit`, times what decoded
+// bytes exceed values by. Formats with one scale per row apply it to the result (finished).
+template <int kCode, class Rows>
+STRATA_INLINE typename Rows::Floats span_scales(const Matrix& matrix, const uint8_t* block, int unit,
+                                                int span, int row = 0) {
     constexpr Format kFormat = kFormats[kCode];
-    Floats scale = set_floats(kFormat.values == Values::kE2m1 ? 0.5f : 1.0f);
-    if constexpr (kFormat.group != 0) {
-        const int group = group_of<kFormat.group>(unit, span * activation_span(kFormat));
-        scale = mul(scale, load_scales<kFormat.scale_bytes>(block + matrix.scales_at, group));
-    }
-    return scale;
-}
-
-template <int kCode>
-STRATA_INLINE Floats span_minimums(const Matrix& matrix, const uint8_t* block, int unit, int span) {
-    constexpr Format kFormat = kFormats[kCode];
-    if constexpr (!kFormat.minimum) return set_floats(0.0f);
+    const auto scale = Rows::set_floats(kFormat.values == Values::kE2m1 ? 0.5f : 1.0f);
+    if constexpr (kFormat.group == 0) return scale;
     const int group = group_of<kFormat.group>(unit, span * activation_span(kFormat));
-    return load_scales<kFormat.scale_bytes>(block + matrix.mins_at, group);
+    return mul(scale, load_scales<kFormat.scale_bytes, Rows>(block + matrix.scales_at, group, row));
 }
 
+template <int kCode, class Rows>
+STRATA_INLINE typename Rows::Floats span_minimums(const Matrix& matrix, const uint8_t* block, int unit,
+                                                  int span, int row = 0) {
+    constexpr Format kFormat = kFormats[kCode];
+    if constexpr (!kFormat.minimum) return Rows::set_floats(0.0f);
+    const int group = group_of<kFormat.group>(unit, span * activation_span(kFormat));
+    return load_scales<kFormat.scale_bytes, Rows>(block + matrix.mins_at, group, row);
+}
+
+// The 16 results of one token and block, from their sums in `acc`, which lies in place.
 template <int kCode>
-STRATA_INLINE Floats finished(const Matrix& matrix, const uint8_t* block, Floats acc) {
-    if constexpr (kFormats[kCode].group != 0) return acc;
-    return mul(acc, load_scales<4>(block + matrix.scales_at, 0));
+STRATA_INLINE void finish(const Matrix& matrix, const uint8_t* block, float* acc) {
+    if constexpr (kFormats[kCode].group == 0)
+        store_floats(acc, mul(load_floats(acc), load_scales<4>(block + matrix.scales_at, 0)));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-// Jobs of more than kFew tokens.
+// Jobs of more tokens than kFew or kFewSigned, and the last block of those with fewer.
 extern const BlockFn kTilesQ8[kFormatCount];
 extern const BlockFn kDotQ8[kFormatCount];
 extern const BlockFn kDotF32[kFormatCount];

@@ -22,11 +22,11 @@ STRATA_INLINE void decode(const Matrix& matrix, const uint8_t* block, int unit, 
     const uint8_t* packed = block + static_cast<size_t>(unit) * F::kUnit;
 #pragma GCC unroll 16
     for (int step = 0; step < kSteps; step++)
-        store_ints(out->bytes + step * kStepBytes, F::Decode::step(packed, step));
+        store_ints(out->bytes + step * kStepBytes, F::Decode::template step<WholeBlock>(packed, step));
     for (int span = 0; span < F::Kind::kSpans; span++) {
-        store_floats(out->scales[span], span_scales<kCode>(matrix, block, unit, span));
+        store_floats(out->scales[span], span_scales<kCode, WholeBlock>(matrix, block, unit, span));
         if constexpr (F::Kind::kMinimum)
-            store_floats(out->minimums[span], span_minimums<kCode>(matrix, block, unit, span));
+            store_floats(out->minimums[span], span_minimums<kCode, WholeBlock>(matrix, block, unit, span));
     }
 }
 
@@ -38,14 +38,15 @@ __attribute__((noinline)) static void tile(const Decoded* units, const QuantUnit
 #pragma GCC unroll 2
     for (int span = 0; span < Kind::kSpans; span++) {
         Ints sum[B][T];
-        sum_span<Kind>(source, x, span, sum);
+        sum_span<Kind, WholeBlock>(source, x, span, sum);
         for (int b = 0; b < B; b++) {
             const Floats scale = load_floats(source[b].scales[span]);
             const Floats minimum = load_floats(source[b].minimums[span]);
 #pragma GCC unroll 16
             for (int t = 0; t < T; t++) {
                 float* acc = out + (static_cast<size_t>(b) * tokens + t) * kRowBlock;
-                store_floats(acc, add_span<Kind>(load_floats(acc), sum[b][t], scale, minimum, x[t], span));
+                store_floats(
+                    acc, add_span<Kind, WholeBlock>(load_floats(acc), sum[b][t], scale, minimum, x[t], span));
             }
         }
     }
@@ -75,12 +76,8 @@ static void blocks(const BlockJob& job, int first) {
         const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + static_cast<size_t>(unit) * job.stride;
         sweep.run(units, x, out);
     }
-    if constexpr (kFormats[kCode].group == 0)
-        for (int i = 0; i < B * job.tokens; i++) {
-            const uint8_t* owner = block + i / job.tokens * matrix.block_bytes;
-            float* acc = out + i * kRowBlock;
-            store_floats(acc, finished<kCode>(matrix, owner, load_floats(acc)));
-        }
+    for (int i = 0; i < B * job.tokens; i++)
+        finish<kCode>(matrix, block + i / job.tokens * matrix.block_bytes, out + i * kRowBlock);
 }
 
 template <int kCode>

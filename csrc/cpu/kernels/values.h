@@ -13,9 +13,10 @@ constexpr int kStepCols = 4;
 constexpr int kSteps = kUnitCols / kStepCols;
 constexpr int kStepBytes = kRowBlock * kStepCols;
 
-STRATA_INLINE Ints nibbles(const uint8_t* unit, int step) {
-    const Ints chunk = load_ints(unit + step / 2 * kStepBytes);
-    return and_ints(step % 2 == 0 ? chunk : shift_right(chunk, 4), set_bytes(15));
+template <class Rows>
+STRATA_INLINE typename Rows::Ints nibbles(const uint8_t* unit, int step) {
+    const auto chunk = Rows::load_ints(unit + step / 2 * kStepBytes);
+    return and_ints(step % 2 == 0 ? chunk : shift_right(chunk, 4), Rows::set_ints(0x0f0f0f0f));
 }
 
 // What decoded bytes exceed the values by (in their unit: half for E2M1).
@@ -33,7 +34,10 @@ template <bool kMinimum>
 struct Bytes<Values::kInt4, kMinimum> {
     static constexpr int kPartSteps = unsigned_steps(15);
     static constexpr bool kSigned = false;
-    STRATA_INLINE Ints step(const uint8_t* unit, int step) { return nibbles(unit, step); }
+    template <class Rows>
+    STRATA_INLINE typename Rows::Ints step(const uint8_t* unit, int step) {
+        return nibbles<Rows>(unit, step);
+    }
 };
 
 // Twice the E2M1 value (0 .5 1 1.5 2 3 4 6, then the negatives) plus 12, so that bytes are unsigned.
@@ -41,9 +45,10 @@ template <>
 struct Bytes<Values::kE2m1, false> {
     static constexpr int kPartSteps = unsigned_steps(24);
     static constexpr bool kSigned = false;
-    STRATA_INLINE Ints step(const uint8_t* unit, int step) {
+    template <class Rows>
+    STRATA_INLINE typename Rows::Ints step(const uint8_t* unit, int step) {
         const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-        return lookup(table, nibbles(unit, step));
+        return lookup(table, nibbles<Rows>(unit, step));
     }
 };
 
@@ -51,19 +56,21 @@ template <>
 struct Bytes<Values::kInt8, false> {
     static constexpr int kPartSteps = 8;
     static constexpr bool kSigned = kInt8Offset == 0;
-    STRATA_INLINE Ints step(const uint8_t* unit, int step) {
-        return prepare_signed(load_ints(unit + step * kStepBytes));
+    template <class Rows>
+    STRATA_INLINE typename Rows::Ints step(const uint8_t* unit, int step) {
+        return prepare_signed(Rows::load_ints(unit + step * kStepBytes));
     }
 };
 
-// The 16 row scales of group `group`; E8M0 is 2^(e - 127), with e = 0 the subnormal 2^-127.
-template <int kScaleBytes>
-STRATA_INLINE Floats load_scales(const uint8_t* scales, int group) {
+// The row scales of group `group` from row `row` of the block on; E8M0 is 2^(e - 127), with e = 0 the
+// subnormal 2^-127.
+template <int kScaleBytes, class Rows = WholeBlock>
+STRATA_INLINE typename Rows::Floats load_scales(const uint8_t* scales, int group, int row = 0) {
     static_assert(kScaleBytes == 1 || kScaleBytes == 2 || kScaleBytes == 4, "no such scale");
-    const uint8_t* at = scales + static_cast<size_t>(group) * kRowBlock * kScaleBytes;
-    if constexpr (kScaleBytes == 4) return load_floats(reinterpret_cast<const float*>(at));
-    if constexpr (kScaleBytes == 2) return load_f16(at);
-    return as_floats(max_ints(shift_left(load_u8(at), 23), set_ints(0x00400000)));
+    const uint8_t* at = scales + (static_cast<size_t>(group) * kRowBlock + row) * kScaleBytes;
+    if constexpr (kScaleBytes == 4) return Rows::load_floats(reinterpret_cast<const float*>(at));
+    if constexpr (kScaleBytes == 2) return Rows::load_f16(at);
+    return as_floats(max_ints(shift_left(Rows::load_u8(at), 23), Rows::set_ints(0x00400000)));
 }
 
 // Group that column `unit * 64 + within` belongs to.

@@ -39,7 +39,7 @@ STRATA_INLINE void few_tokens(const BlockJob& job, const uint8_t* block, float* 
             if (job.ahead != nullptr) job.ahead->template pass<kPartLines>(passed);
 #pragma GCC unroll 8
             for (int step = part * kPartSteps; step < (part + 1) * kPartSteps; step++) {
-                const Ints w = Decode::step(values, step);
+                const Ints w = Decode::step<WholeBlock>(values, step);
 #pragma GCC unroll 4
                 for (int t = 0; t < T; t++) {
                     Ints& chain = sum[step % kChains][t];
@@ -71,7 +71,7 @@ struct Decoded {
 STRATA_INLINE void decode(const uint8_t* values, Decoded* out) {
 #pragma GCC unroll 16
     for (int step = 0; step < kSteps; step++)
-        store_ints(out->bytes + step * kStepBytes, Decode::step(values, step));
+        store_ints(out->bytes + step * kStepBytes, Decode::step<WholeBlock>(values, step));
 }
 
 // B blocks times T tokens of one unit. sums: i32 [B][tokens][16], of which T tokens from the first are added
