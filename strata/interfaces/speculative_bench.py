@@ -127,7 +127,7 @@ class SpeculativeBenchmark:
     def results(self, repeats: int) -> Iterator[list[SpeculativeRun]]:
         """The runs of each workload, as they are done."""
         for workload in self.workloads:
-            yield list(self._bench.runs(workload, self.tokens, repeats))
+            yield self._bench.runs(workload, self.tokens, repeats)
 
 
 def _plan(
@@ -187,14 +187,14 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
     for name, *_ in POLICIES:
         mine = [run for run in runs if run.policy == name]
         memory = [run.bytes / run.seconds / run.bandwidth for run in mine if run.bandwidth]
-        ratio, cut = compare(runs, name), compare(runs, name, cut=True)
+        ratio = compare(runs, name)
         cells = (
             mine[0].workload,
             name,
             f"{sum(run.tokens for run in mine) / sum(run.seconds for run in mine):.1f}",
             str(ratio),
             f"{min(ratio.rounds):.2f}-{max(ratio.rounds):.2f}" if len(mine) > 1 else "-",
-            str(cut),
+            str(compare(runs, name, cut=True)) if mine[0].in_turns else "-",
             _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
             "-" if name.startswith("plain") else f"{100 * _median(run.acceptance for run in mine):.0f} %",
@@ -212,17 +212,17 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
 def remark(repeats: int, alone: str = "") -> str:
     """How it was measured and what that does not prove, for the line below the table. alone: why policies
     took no turns."""
-    noise = (
-        'How far "plain again" is from 1 is how far all ratios may err; "undisturbed" leaves out what some '
-        "steps took longer than others of as many rows."
-    )
+    noise = 'How far "plain again" is from 1 is how far all ratios may err.'
     if alone:
         return (
             f"Each policy ran by itself, one after the other, because {alone}: the machine may have changed "
             f"between them. {noise}"
         )
     few = " One round has no standard error (choose -r 3)." if repeats == 1 else ""
-    return f"All policies took turns at the same tokens. {noise}{few}"
+    return (
+        'All policies took turns at the same tokens; "undisturbed" leaves out what some steps took longer '
+        f"than others of as many rows. {noise}{few}"
+    )
 
 
 def _proposers(runs: Sequence[SpeculativeRun]) -> str:
@@ -260,7 +260,7 @@ def compare(runs: Sequence[SpeculativeRun], policy: str, *, cut: bool = False) -
 
 
 def _seconds(run: SpeculativeRun, cut: bool) -> float:
-    return float(run.times.sum()) if cut else run.seconds
+    return run.undisturbed if cut else run.seconds
 
 
 def _pairs(runs: Sequence[SpeculativeRun], policy: str) -> list[tuple[SpeculativeRun, SpeculativeRun]]:
@@ -280,7 +280,7 @@ def to_json(bench: SpeculativeBenchmark, results: Sequence[Sequence[SpeculativeR
         {
             **asdict(run),
             "tokens_per_second": run.tokens_per_second,
-            "undisturbed_seconds": float(run.times.sum()),
+            "undisturbed_seconds": run.undisturbed,
         }
         for each in results
         for run in each

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ticking_clock import TickingClock
 
 from strata.core import Request
-from strata.engine.bench.turns import DISTURBED, SLICE, Decoding, Step, Turns, orders, undisturbed
+from strata.engine.bench.disturbances import DISTURBED, undisturbed
+from strata.engine.bench.turns import SLICE, Decoding, Step, Turns, orders
 from strata.engine.engine import Engine
 
 
@@ -110,9 +111,22 @@ def test_what_went_wrong_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPat
         decoding.advance()
 
 
+def steps_of(*seconds: float, rows: int = 1, drafting: float = 0.0) -> list[Step]:
+    return [Step(each, rows, rows, drafting) for each in seconds]
+
+
 def test_what_disturbs_a_step_is_cut() -> None:
-    """By steps of as many rows; the proposer's time is its own and stays."""
-    steps = [Step(1.0, 1), Step(9.0, 1), Step(1.2, 1), Step(9.0, 1, 1, 8.1), Step(3.0, 2, 9), Step(8.0, 2, 9)]
-    plain, drafted = DISTURBED * 1.1, DISTURBED * 5.5
-    assert undisturbed(steps) == pytest.approx([1.0, plain, 1.2, 9.0, 3.0, min(8.0, drafted)])
-    assert undisturbed(steps[:1]) == pytest.approx([1.0])
+    """To what steps of as many rows take in all texts and rounds, in plain steps of the round."""
+    plain, drafted = steps_of(1.0, 1.0, 1.0, 40.0), steps_of(3.0, 3.0, 3.0, 40.0, rows=9)
+    slow = steps_of(2.0, 2.0, 2.0), steps_of(6.0, 40.0, rows=9)
+    found = undisturbed([(plain, drafted), slow])
+    assert found[0] == [[1.0, 1.0, 1.0, DISTURBED], [3.0, 3.0, 3.0, 3 * DISTURBED]]
+    assert found[1] == [[2.0, 2.0, 2.0], [6.0, 6 * DISTURBED]]
+
+
+def test_fewer_rows_never_take_more_and_drafting_counts_in_full() -> None:
+    """A single step of its kind has those of more rows for a measure, and none if it has the most rows."""
+    plain, drafted = steps_of(1.0, 1.0, 1.0), steps_of(3.0, 3.0, rows=9)
+    single, reading, longest = steps_of(40.0, rows=5), steps_of(90.0, drafting=89.0), steps_of(50.0, rows=17)
+    found = undisturbed([(plain, [*drafted, *single, *reading, *longest])])
+    assert found == [[[1.0] * 3, [3.0, 3.0, 3 * DISTURBED, 90.0, 50.0]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from strata.core import Request
 from strata.engine.bench import speculation
 from strata.engine.bench.figures import Limits
 from strata.engine.bench.speculation import POLICIES, SpeculativeBench, SpeculativeRun, Workload
-from strata.engine.bench.turns import DISTURBED, Decoding, Step
+from strata.engine.bench.turns import Decoding, Step
 from strata.engine.engine import Engine
 from strata.engine.speculative.draft_model import DraftModel
 from strata.engine.speculative.ngram import NgramProposer
@@ -53,6 +54,7 @@ def test_the_benchmark_compares_equal_texts() -> None:
     for run in found["runs"]:
         assert sum(tokens for _, tokens, *_ in run["steps"]) == run["tokens"]
         assert sum(rows - 1 for *_, rows, _ in run["steps"]) == sum(run["proposed_by"].values())
+        assert not any(drafting for *_, drafting in run["steps"])  # n-grams are free
         assert 0 < run["undisturbed_seconds"] <= run["seconds"] * 1.000001
     assert all(run["same"] for run in found["runs"])
     assert all(set(run["proposed_by"]) == {"ngram"} for run in found["runs"] if run["policy"] == "fixed 8")
@@ -61,13 +63,17 @@ def test_the_benchmark_compares_equal_texts() -> None:
 
 
 def a_run(
-    policy: str, seconds: Sequence[float] = (1.0,) * 8, proposed: int = 0, in_turns: bool = True
+    policy: str,
+    seconds: Sequence[float] = (1.0,) * 8,
+    proposed: int = 0,
+    in_turns: bool = True,
+    times: Sequence[float] = (),
 ) -> SpeculativeRun:
     """A token a step."""
     by = {"ngram": proposed} if proposed else {}
     steps, total = [Step(each, 1) for each in seconds], sum(seconds)
     return SpeculativeRun(
-        "t", policy, len(steps), total, 0, 1, 1, 1, 0, None, True, steps, proposed_by=by, in_turns=in_turns
+        "t", policy, len(steps), total, 0, 1, 1, 1, 0, None, True, steps, by, in_turns, times or seconds
     )
 
 
@@ -99,11 +105,16 @@ def test_speeds_are_compared_by_the_time_of_all_rounds() -> None:
     assert speculative_bench.compare(runs[:2], "fixed 4").error is None
 
 
-def test_disturbed_steps_are_left_out_where_it_says_so() -> None:
-    """Not by the clock; what is left of a step is a little more than one of its kind."""
-    runs = [a_run("plain"), a_run("fixed 4", [*[1.0] * 7, 9.0])]
-    assert speculative_bench.compare(runs, "fixed 4").total == pytest.approx(8 / 16)
-    assert speculative_bench.compare(runs, "fixed 4", cut=True).total == pytest.approx(8 / (7 + DISTURBED))
+def test_disturbances_are_left_out_where_it_says_so() -> None:
+    """Not by the clock; who took no turns has no such figure."""
+    runs = [a_run(name, [1.0, 7.0], times=[1.0, 1.0]) for name, *_ in POLICIES]
+    runs[0] = a_run("plain", [1.0, 1.0])
+    assert speculative_bench.compare(runs, "fixed 4").total == pytest.approx(2 / 8)
+    assert speculative_bench.compare(runs, "fixed 4", cut=True).total == pytest.approx(1.0)
+    columns = [cell.strip() for cell in speculative_bench.markdown_head().splitlines()[0].split("|")]
+    for turns, shown in ((True, "1.000"), (False, "-")):
+        lines = speculative_bench.markdown_lines([replace(run, in_turns=turns) for run in runs])
+        assert {line.split("|")[columns.index("undisturbed")].strip() for line in lines} == {shown}
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
@@ -147,6 +158,8 @@ def test_policies_share_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.plan.draft is not None and bench.plan.draft.pages == bench.plan.kv.pages
     (runs,) = bench.results(2)
     assert all(run.same for run in runs)
+    drafting = {run.policy for run in runs if sum(step.drafting for step in run.steps) > 0}
+    assert drafting == {name for name, lengths, _ in POLICIES if lengths is not None}
     assert max(held) >= 3 and len({request.request_id for request in running}) == 2 * len(POLICIES)
 
 
@@ -187,8 +200,8 @@ def test_the_slowest_steps_in_a_row() -> None:
     beside = a_run("", mine)
     assert beside.slowest(plain, 2) == pytest.approx(2.1 / 2.5)
     assert plain.slowest(plain, 2) == pytest.approx(1.0)
-    shaken = a_run("", [*mine[:2], 100.0, *mine[3:]])
-    assert shaken.slowest(plain, 2) == pytest.approx(2.1 / (1.2 + 1.1 * DISTURBED))
+    shaken = a_run("", [*mine[:2], 100.0, *mine[3:]], times=mine)
+    assert shaken.slowest(plain, 2) == pytest.approx(2.1 / 2.5)
 
 
 def test_a_draft_models_guesses_may_be_scripted() -> None:

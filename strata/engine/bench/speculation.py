@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.core import Request, SamplingParams
+from strata.engine.bench.disturbances import undisturbed
 from strata.engine.bench.figures import Limits
-from strata.engine.bench.turns import Decoding, Step, Turns, undisturbed
+from strata.engine.bench.turns import Decoding, Step, Turns
 from strata.engine.best_rows import Row
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
@@ -58,7 +58,8 @@ class SpeculativeRun:
 
     steps: those that the seconds are of; same: whether the text is that of its round's plain decoding.
     proposed_by: tokens of its drafts by who proposed them, by name. in_turns: beside the others of its round,
-    slice by slice; else after one and before another.
+    slice by slice; else after one and before another. times: seconds of each step without disturbances, which
+    nobody knows of those that took no turns.
     """
 
     workload: str
@@ -75,16 +76,17 @@ class SpeculativeRun:
     steps: Sequence[Step] = ()
     proposed_by: Mapping[str, int] = field(default_factory=dict)
     in_turns: bool = True
+    times: Sequence[float] = ()
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole answer but its first token."""
         return self.tokens / self.seconds
 
-    @cached_property
-    def times(self) -> F64:
-        """Seconds of each step, but of those that something disturbed."""
-        return undisturbed(self.steps)
+    @property
+    def undisturbed(self) -> float:
+        """Seconds."""
+        return sum(self.times)
 
     def slowest(self, plain: SpeculativeRun, width: int = WINDOW) -> float | None:
         """The slowest `width` steps in a row, as a part of plain decoding's speed; None: there were fewer.
@@ -95,7 +97,7 @@ class SpeculativeRun:
         if len(self.steps) < width:
             return None
         tokens, times = self._progress()
-        other = tokens * (plain.times.sum() / plain.tokens)
+        other = tokens * (plain.undisturbed / plain.tokens)
         if self.in_turns:
             other = np.interp(tokens, *plain._progress())
         return float(np.min((other[width:] - other[:-width]) / (times[width:] - times[:-width])))
@@ -193,16 +195,27 @@ class SpeculativeBench:
         self._started = 0
         self._limits = Limits()
 
-    def runs(self, workload: Workload, tokens: int, repeats: int) -> Iterator[SpeculativeRun]:
+    def runs(self, workload: Workload, tokens: int, repeats: int) -> list[SpeculativeRun]:
         """All policies, `repeats` times over. The probe after a round is the one before the next."""
         self._limits = self._probe()
-        for _ in range(repeats):
-            decode = self._side_by_side if self._in_turns else self._one_by_one
-            found = decode(workload, tokens)
-            text = found[0][0].request.generated
-            for contestant, (decoding, bandwidth) in zip(self._contestants, found, strict=True):
-                same = decoding.request.generated == text
-                yield self._run(contestant, workload.name, decoding, bandwidth, same)
+        rounds = [self._round(workload, tokens) for _ in range(repeats)]
+        times = [[[step.seconds for step in run.steps] for run in runs] for runs in rounds]
+        if self._in_turns:
+            times = undisturbed([[run.steps for run in runs] for runs in rounds])
+        return [
+            replace(run, times=found)
+            for runs, texts in zip(rounds, times, strict=True)
+            for run, found in zip(runs, texts, strict=True)
+        ]
+
+    def _round(self, workload: Workload, tokens: int) -> list[SpeculativeRun]:
+        decode = self._side_by_side if self._in_turns else self._one_by_one
+        found = decode(workload, tokens)
+        text = found[0][0].request.generated
+        return [
+            self._run(contestant, workload.name, decoding, bandwidth, decoding.request.generated == text)
+            for contestant, (decoding, bandwidth) in zip(self._contestants, found, strict=True)
+        ]
 
     def _side_by_side(self, workload: Workload, tokens: int) -> list[tuple[Decoding, float | None]]:
         """Every policy's text, and the memory's bandwidth meanwhile."""

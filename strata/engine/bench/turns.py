@@ -8,9 +8,6 @@ from itertools import cycle
 from math import ceil
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strata.core import Request
 from strata.engine.engine import Engine
 from strata.engine.sampler import Sampler
@@ -24,30 +21,21 @@ deviation) one after the other, by 9 to 20 % in slices of 10 ms, by 5 % in these
 first step of a slice takes 20 us more, which all pay. A step of one row takes 15 % more right after one of 5
 or 9: step by step, others would pay for that.
 """
-DISTURBED = 1.5
-"""Times the median: so long a step computes at most, if nothing came in between. There 9 to 14 % of the steps
-took longer, up to 40 times as long; cut to this, equal engines differed by 1.3 % instead of 5 %."""
 
 
 class Step(NamedTuple):
-    """One of a text. tokens: that it brought; rows: that it computed; drafting: seconds of the proposer."""
+    """One of a text. tokens: that it brought; rows: that it computed. drafting: seconds of a proposer that is
+    not free."""
 
     seconds: float
     tokens: int
     rows: int = 1
     drafting: float = 0.0
 
-
-def undisturbed(steps: Sequence[Step]) -> NDArray[np.float64]:
-    """Seconds of each: what is not the proposer's is DISTURBED times the median of as many rows at most."""
-    rows = np.array([step.rows for step in steps])
-    drafting = np.array([step.drafting for step in steps])
-    computing = np.array([step.seconds for step in steps]) - drafting
-    for count in np.unique(rows):
-        alike = rows == count
-        computing[alike] = np.minimum(computing[alike], DISTURBED * np.median(computing[alike]))
-    found: NDArray[np.float64] = computing + drafting
-    return found
+    @property
+    def computing(self) -> float:
+        """Seconds of all but the proposer."""
+        return self.seconds - self.drafting
 
 
 class Decoding:
@@ -66,7 +54,9 @@ class Decoding:
         self.request = request
         self.steps: list[Step] = []
         self._engine, self._clock = engine, clock
-        self._figures = engine.speculator.figures if engine.speculator is not None else SpeculationFigures()
+        speculator = engine.speculator
+        self._figures = SpeculationFigures() if speculator is None else speculator.figures
+        self._free = speculator is None or speculator.proposer.free
         engine.add(request, sampler)
         while engine.busy and not engine.step():
             pass
@@ -89,8 +79,8 @@ class Decoding:
         begin = self._clock()
         self._engine.step()
         seconds = self._clock() - begin
-        rows = 1 + figures.proposed - proposed
-        return Step(seconds, self.tokens - known, rows, figures.draft_seconds - drafting)
+        drafting = 0.0 if self._free else figures.draft_seconds - drafting
+        return Step(seconds, self.tokens - known, 1 + figures.proposed - proposed, drafting)
 
 
 class Turns:
