@@ -43,7 +43,7 @@ class RopeCache:
     def of(self, rope: RopeSpec, batch: Batch) -> Tables:
         """Of the batch's rows."""
         sequences = batch.sequences
-        if batch.rows > _BLOCK or any(part.count > _LONGEST for part in sequences):
+        if not 0 < batch.rows <= _BLOCK or any(part.count > _LONGEST for part in sequences):
             return self.tables(rope, batch.positions)
         if len(sequences) == 1:
             return self._run(rope, sequences[0].start, sequences[0].count)

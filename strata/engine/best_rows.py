@@ -17,7 +17,7 @@ class BestRow(NamedTuple):
     ids: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BestRows:
     """values f32 and ids i32 `[rows, count]`. Sliced and walked through as the matrix of logits would be."""
 
