@@ -2,7 +2,6 @@
 // read once from its dataclass (strata/backends/parts.py); a call then passes the step's arrays only.
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -102,39 +101,6 @@ void run_apply_experts(Cpu& cpu, const Experts& part, const F32& hidden, const I
     cpu::apply_experts(cpu, part.view, found.works, found.count, hidden.data(), tokens, exact, values);
 }
 
-// Logits of some rows of the residual stream, into out f32 [len(rows), vocab].
-// While it lives, w8 meets a scale per 64 columns. The head has few rows, so that reading it is what takes
-// the time, and what it loses nothing evens out any more.
-class FineScales {
-  public:
-    explicit FineScales(Cpu& cpu) : cpu_(cpu), before_(std::exchange(cpu.token_scales, false)) {}
-    ~FineScales() { cpu_.token_scales = before_; }
-
-  private:
-    Cpu& cpu_;
-    const bool before_;
-};
-
-void run_logits(Cpu& cpu, const F32& residual, const I32& rows, const F32& norm, float eps,
-                const PackedMatrix& head, F32& out, bool exact) {
-    const size_t hidden = head.matrix.cols, count = size_of(rows);
-    const int tokens = rows_of(residual, hidden);
-    require(size_of(norm) == hidden, "logits", "length of the norm", size_of(norm), hidden);
-    require(size_of(out) == count * head.matrix.rows, "logits", "size of out", size_of(out),
-            count * head.matrix.rows);
-    for (size_t i = 0; i < count; i++)
-        require(rows.data()[i] >= 0 && rows.data()[i] < tokens, "logits", "a row", rows.data()[i], tokens);
-    float* logits = writable(out, "logits");
-    const py::gil_scoped_release release;
-    const OpGuard guard(cpu);
-    float* wanted = cpu.arena.take<float>(count * hidden);
-    for (size_t i = 0; i < count; i++)
-        std::memcpy(wanted + i * hidden, residual.data() + rows.data()[i] * hidden, hidden * sizeof(float));
-    cpu::normalize(cpu, {norm.data(), hidden, eps}, wanted, count, wanted);
-    const FineScales fine(cpu);
-    cpu::project(cpu, {"head", head.matrix, nullptr}, wanted, count, exact, logits);
-}
-
 }  // namespace
 
 void bind_ffn(py::module_& m) {
@@ -148,6 +114,4 @@ void bind_ffn(py::module_& m) {
           raw("hidden"));
     m.def("apply_experts", &run_apply_experts, py::arg("cpu"), py::arg("part"), raw("hidden"), raw("ids"),
           raw("weights"), raw("residual"), py::arg("exact"));
-    m.def("logits", &run_logits, py::arg("cpu"), raw("residual"), raw("rows"), raw("norm"), py::arg("eps"),
-          py::arg("head"), raw("out"), py::arg("exact"));
 }

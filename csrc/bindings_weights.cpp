@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include "cpu/ends.h"
 #include "cpu/linear.h"
 
 using namespace strata::binding;
@@ -26,6 +27,14 @@ int rows_of(const F32& x, int64_t cols) {
     expect("columns of x are", x.shape(1), "the weight's are", cols);
     if (x.shape(0) > kMaxSide) throw py::value_error("rows of x are " + std::to_string(x.shape(0)));
     return static_cast<int>(x.shape(0));
+}
+
+void check_ids(const PackedMatrix& embedding, const I32& ids) {
+    const int rows = embedding.matrix.rows;
+    for (size_t i = 0; i < size_of(ids); i++)
+        if (ids.data()[i] < 0 || ids.data()[i] >= rows)
+            throw py::value_error("token id " + std::to_string(ids.data()[i]) +
+                                  ", rows of the embedding are " + std::to_string(rows));
 }
 
 PackedMatrix::PackedMatrix(U8 bytes, int code, int rows, int cols) : keep(std::move(bytes)) {
@@ -68,22 +77,13 @@ F32 run_head_linear(Cpu& cpu, const PackedMatrix& weight, const F32& x, int head
 }
 
 F32 run_embedding(Cpu& cpu, const PackedMatrix& weight, const I32& ids, float scale) {
-    const int tokens = static_cast<int>(ids.size());
+    check_ids(weight, ids);
+    F32 y({size_of(ids), static_cast<size_t>(weight.matrix.cols)});
     const int32_t* id = ids.data();
-    for (int i = 0; i < tokens; i++)
-        if (id[i] < 0 || id[i] >= weight.matrix.rows)
-            throw py::value_error("token id " + std::to_string(id[i]) + ", rows of the embedding are " +
-                                  std::to_string(weight.matrix.rows));
-    F32 y({tokens, weight.matrix.cols});
     float* out = y.mutable_data();
     const py::gil_scoped_release release;
     const OpGuard guard(cpu);
-    const auto cost = [&] {
-        const Matrix& m = weight.matrix;
-        const int64_t row_bytes = m.block_bytes / kRowBlock;
-        return OpCost{std::string(m.format().name) + " " + std::to_string(m.cols), tokens * row_bytes};
-    };
-    timed(cpu.clock, "embedding", cost, [&] { embedding(cpu, weight.matrix, id, tokens, scale, out); });
+    embed(cpu, weight.matrix, id, size_of(ids), scale, out);
     return y;
 }
 

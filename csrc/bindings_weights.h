@@ -22,6 +22,9 @@ struct PackedMatrix {
     cpu::Matrix matrix;
 };
 
+// ValueError where an id is no row of the embedding.
+void check_ids(const PackedMatrix& embedding, const I32& ids);
+
 }  // namespace strata::binding
 
 // Registers matrices and linear ops with the module that bindings.cpp opens.

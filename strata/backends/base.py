@@ -24,6 +24,7 @@ from strata.backends.parts import (
     FeedForward,
     Gating,
     Layer,
+    Model,
     Norm,
     Router,
     Routes,
@@ -202,6 +203,10 @@ class Backend(Protocol):
         ...
 
     # A forward pass and what it is made of. `composed.ComposedOps` tells each in the ops below it.
+
+    def forward(self, model: Model, batch: Batch, cache: Any) -> tuple[Routes, Array | None]:
+        """A whole pass: `embedding`, `run_layers` and, unless no row's are wanted, `logits`."""
+        ...
 
     def embedding(self, weight: Weight, token_ids: NDArray[np.int32], scale: float) -> Array:
         """Rows of a packed matrix: f32 [rows, hidden] * scale."""

@@ -22,6 +22,7 @@ from strata.backends.parts import (
     GroupedQueryAttention,
     LatentAttention,
     Layer,
+    Model,
     Norm,
     Router,
     Routes,
@@ -34,6 +35,14 @@ from strata.plan.spec import AttentionSpec
 
 class ComposedOps(Backend):
     """See `base.Backend` for what each op does."""
+
+    def forward(self, model: Model, batch: Batch, cache: Any) -> tuple[Routes, Array | None]:
+        """Embedding, layers, logits."""
+        residual = self.embedding(model.embed, batch.token_ids, model.scale)
+        routes = self.run_layers(residual, model.layers, cache, batch)
+        if len(batch.logit_rows) == 0:
+            return routes, None
+        return routes, self.logits(residual, batch.logit_rows, model.final_norm, model.head)
 
     def run_layers(self, residual: Array, layers: Sequence[Layer], cache: Any, batch: Batch) -> Routes:
         """Attention, then the FFN or the experts of the router's choice, layer after layer."""

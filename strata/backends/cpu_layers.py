@@ -18,6 +18,7 @@ from strata.backends.parts import (
     FeedForward,
     GroupedQueryAttention,
     Layer,
+    Model,
     Norm,
     RoutedFfn,
     Router,
@@ -42,12 +43,37 @@ class LayerOps(TokenOps, WeightOps):
         # Scratch of the ops that return more than a few bytes; see `_scratch`.
         self._hidden = self._logits = np.empty((0, 0), np.float32)
 
+    def forward(self, model: Model, batch: Batch, cache: CpuKvCache) -> tuple[Routes, F32 | None]:
+        """A whole pass in one call: each way back to Python is one on cold caches."""
+        handle, routed = self._layers_handle(model.layers)
+        step = self._step_of(batch, cache, model.layers[0].attention.spec.rope)
+        norm, head, rows = model.final_norm, model.head, batch.logit_rows
+        out = self._logits = _scratch(self._logits, (len(rows), head.rows))
+        ids, used = self.ops.forward(
+            self.cpu,
+            model.embed.packed,
+            np.ascontiguousarray(batch.token_ids, dtype=np.int32),
+            model.scale,
+            handle,
+            step,
+            rows,
+            norm.weight,
+            norm.eps,
+            head.packed,
+            out,
+            self.exact,
+        )
+        return self._routes(routed, ids, used), out if len(rows) else None
+
     def run_layers(self, residual: F32, layers: Sequence[Layer], cache: CpuKvCache, batch: Batch) -> Routes:
         """residual through all layers, in one call."""
         handle, routed = self._layers_handle(layers)
         step = self._step_of(batch, cache, layers[0].attention.spec.rope)
         ids, used = self.ops.run_layers(self.cpu, handle, step, residual, self.exact)
-        return Routes(StackedIds(routed, ids), dict(zip(routed, used, strict=True)))
+        return self._routes(routed, ids, used)
+
+    def _routes(self, layers: list[int], ids: NDArray[np.int32], used: list[int]) -> Routes:
+        return Routes(StackedIds(layers, ids), dict(zip(layers, used, strict=True)))
 
     def attend(self, residual: F32, part: Attention, cache: CpuKvCache, batch: Batch) -> None:
         """residual += attention."""

@@ -11,7 +11,17 @@ from strata.backends.composed import ComposedOps
 from strata.backends.cpu_kv import CpuKvCache
 from strata.backends.cpu_layers import LayerOps
 from strata.backends.cpu_weights import as_gating, as_record_shape
-from strata.backends.parts import ExpertBank, Experts, FeedForward, Gating, Layer, RoutedFfn, Routes, Routing
+from strata.backends.parts import (
+    ExpertBank,
+    Experts,
+    FeedForward,
+    Gating,
+    Layer,
+    Model,
+    RoutedFfn,
+    Routes,
+    Routing,
+)
 from strata.core import Batch
 from strata.memory.expert_host import HostExperts
 
@@ -29,6 +39,12 @@ GUESS_ROWS = 4
 
 class TieredOps(LayerOps, ComposedOps):
     """Part of CpuBackend. Without a tier its ops are those of LayerOps; with one they give the same bits."""
+
+    def forward(self, model: Model, batch: Batch, cache: CpuKvCache) -> tuple[Routes, F32 | None]:
+        """A whole pass: in one call, or layer by layer."""
+        if _tier_of(model.layers) is None:
+            return LayerOps.forward(self, model, batch, cache)
+        return ComposedOps.forward(self, model, batch, cache)
 
     def run_layers(self, residual: F32, layers: Sequence[Layer], cache: CpuKvCache, batch: Batch) -> Routes:
         """residual through all layers: in one call, or layer by layer where experts must be brought."""

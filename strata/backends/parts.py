@@ -190,6 +190,17 @@ class Layer:
     ffn: FeedForward | RoutedFfn
 
 
+@dataclass(frozen=True, eq=False)
+class Model:
+    """All parts of a decoder, from token ids (their embedding is times `scale`) to logits."""
+
+    embed: Weight
+    scale: float
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+    head: Weight
+
+
 class StackedIds(Mapping[int, NDArray[np.int32]]):
     """Of layers, in one array i32 `[layers, rows, top_k]`; cut out for those who look, if any do."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from strata.backends.base import Backend
-from strata.backends.parts import Array, Layer, Routes, Weight
+from strata.backends.parts import Array, Layer, Model, Routes, Weight
 from strata.core import Batch
 from strata.errors import UnsupportedError
 from strata.memory.expert_host import HostExperts
@@ -54,6 +54,7 @@ class Decoder:
         # A scaled norm scales the logits: one multiplication less per token, the head being linear.
         self.final_norm = weights.norm(names.FINAL_NORM, spec.hidden, spec.norm_eps, scale=spec.logit_scale)
         self.layers = tuple(load_layer(spec, weights.layer(index), index) for index in range(spec.layers))
+        self.parts = Model(self.embed, spec.embedding_scale, self.layers, self.final_norm, self.head)
         self.routes = Routes({}, {})
         self.keeps_hidden = False
         self.hidden: Array | None = None
@@ -73,11 +74,13 @@ class Decoder:
         Returns logits f32 `[len(logit_rows), vocab]`, None when no row's logits are wanted; they are valid
         until the next pass.
         """
-        ops = self.backend
-        residual = ops.embedding(self.embed, batch.token_ids, self.spec.embedding_scale)
+        ops, model = self.backend, self.parts
+        if not self.keeps_hidden:
+            self.routes, logits = ops.forward(model, batch, cache)
+            return logits
+        residual = ops.embedding(self.embed, batch.token_ids, model.scale)
         self.routes = ops.run_layers(residual, self.layers, cache, batch)
-        if self.keeps_hidden:
-            self.hidden = ops.rms_norm(residual, self.final_norm.weight, self.final_norm.eps)
+        self.hidden = ops.rms_norm(residual, self.final_norm.weight, self.final_norm.eps)
         if len(batch.logit_rows) == 0:
             return None
         return ops.logits(residual, batch.logit_rows, self.final_norm, self.head)

@@ -96,7 +96,8 @@ def test_kept_tables_are_those_of_the_positions(steps: list[tuple[list[tuple[int
 def test_kept_tables_do_not_grow_for_ever() -> None:
     cache, none = RopeCache(), np.arange(0, dtype=np.int32)
     for start in range(0, 100 * 1000, 64):
-        cache.of(ROPE, Batch(none[:0], none, (Sequence(0, 1, start, none),), none))
+        at = np.array([start], np.int32)
+        cache.of(ROPE, Batch(at, at, (Sequence(0, 1, start, none),), none))
     kept = cache._kept[ROPE]
     assert len(kept) <= 256 and sum(cos.nbytes + sin.nbytes for cos, sin in kept.values()) < 13_000_000
 

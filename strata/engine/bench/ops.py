@@ -65,6 +65,7 @@ class _TimedBackend:
             setattr(self, name, _timed(name, getattr(backend, name), timer))
         timed: Any = self
         self.run_layers = partial(ComposedOps.run_layers, timed)
+        self.forward = partial(ComposedOps.forward, timed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
