@@ -109,6 +109,8 @@ def test_what_went_wrong_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine.executor, "run", broken)
     with pytest.raises(ZeroDivisionError):
         decoding.advance()
+    with pytest.raises(ZeroDivisionError):
+        Decoding(engine, Request("b", prompt_of(5), GREEDY))
 
 
 def steps_of(*seconds: float, rows: int = 1, drafting: float = 0.0) -> list[Step]:

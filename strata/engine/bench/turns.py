@@ -60,6 +60,7 @@ class Decoding:
         engine.add(request, sampler)
         while engine.busy and not engine.step():
             pass
+        self._check()
 
     @property
     def tokens(self) -> int:
@@ -70,8 +71,7 @@ class Decoding:
         """Decode to the end, or until there are so many tokens; the last step may bring more."""
         while self._engine.busy and (until is None or self.tokens < until):
             self.steps.append(self._step())
-        if self.request.error is not None:
-            raise self.request.error
+        self._check()
 
     def _step(self) -> Step:
         figures, known = self._figures, self.tokens
@@ -81,6 +81,10 @@ class Decoding:
         seconds = self._clock() - begin
         drafting = 0.0 if self._free else figures.draft_seconds - drafting
         return Step(seconds, self.tokens - known, 1 + figures.proposed - proposed, drafting)
+
+    def _check(self) -> None:
+        if self.request.error is not None:
+            raise self.request.error
 
 
 class Turns:
