@@ -133,7 +133,7 @@ class ByCosts:
         self._table, self._by_draft = None, False
         table = self._table = self._times.table(len(asks), sum(len(ask.request.tokens) for ask in asks))
         states = [self._state(ask.request) for ask in asks]
-        if not table.known or self._since_plain >= PLAIN_EVERY:
+        if not table.known or table.stale or self._since_plain >= PLAIN_EVERY:
             return [()] * len(asks)
         if self._since_draft >= self._doubt_at:
             self._doubt_at += DOUBT_AFTER

@@ -25,6 +25,8 @@ PLAIN_TIMES = 3
 believed even where they say that it takes far longer than its neighbours."""
 LEAST_GAIN = 1.01
 """Expected gain below which a step stays plain: times are not known better than that."""
+STALE = 0.95
+"""Of a plain step: when a step with drafts takes less, plain ones were measured in a slower time."""
 CHANGE = 0.01
 """Of a step's time, from which on all is fitted anew, which takes a twentieth of the fastest model's step."""
 DEARER = 2
@@ -70,6 +72,7 @@ class StepTable:
         self, requests: int, estimate: Callable[[int], float], before: StepTable | None = None
     ) -> None:
         self.requests = requests
+        self.stale = False
         self._estimate = estimate
         self._estimates: dict[int, float] = {} if before is None else before._estimates
         self._times: dict[int, deque[float]] = {}
@@ -105,6 +108,11 @@ class StepTable:
     def add(self, rows: int, seconds: float) -> None:
         """A step was measured."""
         times = self._times.setdefault(rows, deque(maxlen=KEPT))
+        if rows > self.requests:
+            self.stale = self.stale or (self.known and seconds < STALE * self.plain)
+        elif self.stale:
+            times.clear()
+            self.stale = False
         times.append(seconds)
         now = self._seconds[rows] = sorted(times)[len(times) // 4]
         before = self._fitted.get(rows, 0.0)

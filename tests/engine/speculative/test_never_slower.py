@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Cost, Drafts, Matches, Step, Sure, coins, decode, slowest_window, speed
+from simulated import Cost, Drafts, Matches, Step, Sure, coins, decode, measured_cost, slowest_window, speed
 
 from strata.engine.speculative.draft_costs import DRAFT_AT_MOST
 from strata.engine.speculative.ledger import BUDGET, LOSS, PROMISE, WINDOW, WINDOW_FLOOR, Ledger, Promise
@@ -187,3 +187,28 @@ def test_what_was_won_in_a_window_can_be_lost_in_it_and_no_more() -> None:
     assert ledger.left == pytest.approx(BUDGET) and poor == pytest.approx(BUDGET - 1.5)
     ledger.add(1.5, 9)
     assert ledger.left == pytest.approx(BUDGET)  # a window may begin behind both
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_time_does_not_make_drafts_look_free(seed: int) -> None:
+    """A machine that takes twice as long now and then: what was measured in such a time is measured anew."""
+    text, model = coins(0.1), measured_cost("random MoE")
+    drafts = Matches(lambda _, position: text[position])
+    chosen, until, factor = random.Random(seed), 0.0, 1.0
+
+    def cost(rows: int) -> float:
+        nonlocal until, factor
+        if drafts.now >= until:
+            until, factor = drafts.now + chosen.expovariate(1 / 150), 3.0 - factor
+        return factor * model(rows)
+
+    plain = 0.0  # what the same rows would take one by one, in their time
+
+    def both(rows: int) -> float:
+        nonlocal plain
+        taken = cost(rows)
+        plain += factor
+        return taken
+
+    steps, _ = decode(drafts, both, lambda rows: 1 + 0.05 * rows, 800)
+    assert sum(step.tokens["0"] for step in steps) * plain / len(steps) >= 0.97 * steps[-1].end
