@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +112,49 @@ class Places:
     def pending_places(self) -> list[int]:
         """Those that are free when their moves have ended."""
         return [place for _, place in self._pending]
+
+    def check(self, tier: str, used: Sequence[int]) -> None:
+        """Every place has one use: those `used`, free ones and pending ones (AssertionError)."""
+        everything = sorted([*used, *self.free_places(), *self.pending_places()])
+        if everything != list(range(self.total)):
+            raise AssertionError(f"{tier} places {everything}, there are {self.total}")
+
+
+class DevicePlaces(Places):
+    """Places on the device. Beyond those of the pages' own there are some that expert slots lend, at the end,
+    and that go back to them as soon as nobody needs them."""
+
+    def __init__(self, own: int, border: Border | None = None) -> None:
+        super().__init__(own)
+        self._own = own
+        self._border = border
+
+    @property
+    def borrowed(self) -> int:
+        """How many expert slots gave. They count as part of the reserve, idle pages leave them at once, and
+        to give them back even kept pages are forgotten."""
+        return self.total - self._own
+
+    def is_borrowed(self, place: int) -> bool:
+        """Whether an expert slot gave the place."""
+        return place >= self._own
+
+    def widen(self, lacking: int) -> None:
+        """Turn slots into as many more places as are lacking, or as can be."""
+        if self._border is not None:
+            self.resize(self._border.widen(self.total + lacking))
+
+    def narrow(self, reserve: int, is_quiet: Callable[[], bool]) -> None:
+        """Give places at the end back to the slots, as long as `reserve` free ones stay.
+
+        An expert is written to a slot without waiting for anybody, so the last user of a page must be done.
+        """
+        if self._border is None or not self.borrowed or self.free <= reserve:
+            return
+        used = set(range(self.total)) - set(self.free_places())
+        keep = max(self._own, max(used, default=-1) + 1, len(used) + reserve)
+        if keep < self.total and is_quiet():
+            self.resize(self._border.narrow(keep))
 
 
 @dataclass(eq=False, slots=True)

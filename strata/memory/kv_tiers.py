@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from strata.core import Request
 from strata.memory.kv_pages import KvPages, PageCopy
-from strata.memory.kv_places import Border, Home, PageMover, Places
+from strata.memory.kv_places import Border, DevicePlaces, Home, PageMover, Places
 from strata.memory.transfer import Transfer, TransferState
 
 SPARE = 1
@@ -53,11 +53,9 @@ class KvTiers:
         self.pages = pages
         self.reserve = reserve
         self.statistics = TierStatistics()
-        self.device = Places(device_places)
+        self.device = DevicePlaces(device_places, border)
         self.host = Places(host_places)
-        self._base = device_places
         self._mover = mover
-        self._border = border
         self._homes: dict[int, Home] = {}
         self._moving: dict[int, None] = {}  # pages with a move under way, in the order of their moves
         # Pages on the device that no seated request holds and that are not leaving, the longest idle first.
@@ -82,13 +80,15 @@ class KvTiers:
         self._sources, self._vacated = [], []
         self._mover.poll()
         self._settle()
-        self._narrow()
+        self.device.narrow(self.reserve, self._mover.is_quiet)
 
     def end_step(self) -> None:
         """All seats of a step are taken: keep the reserve, and hand the moves to the device."""
-        while self._idle and (self.host.free or (self._borrowed and self.pages.kept)):
+        device = self.device
+        while self._idle and (self.host.free or (device.borrowed and self.pages.kept)):
             victim = self._victim()
-            if self._place(victim) < self._base and self._places_soon >= self.reserve + self._borrowed:
+            own = not device.is_borrowed(self._place(victim))
+            if own and self._places_soon >= self.reserve + device.borrowed:
                 break
             self._evict(victim)
         self._mover.issue()
@@ -167,12 +167,6 @@ class KvTiers:
     # -- room ----------------------------------------------------------------------------------------------
 
     @property
-    def _borrowed(self) -> int:
-        """Places that expert slots gave. They count as part of the reserve, idle pages leave them at once,
-        and to give them back even kept pages are forgotten."""
-        return self.device.total - self._base
-
-    @property
     def _places_soon(self) -> int:
         """Places on the device that are free, or will be by themselves."""
         leaving = sum(self._homes[page].leaving for page in self._moving)
@@ -192,6 +186,11 @@ class KvTiers:
         if soon + elsewhere:
             elsewhere += sum(home.device is None for home in own)
         return soon + min(len(self._idle) - here, elsewhere)
+
+    def _widened(self, needed: int, mine: Sequence[int] = ()) -> int:
+        """The room after slots were turned into as many places as are lacking, or as can be."""
+        self.device.widen(needed - self._room(mine))
+        return self._room(mine)
 
     def _prepare(self, count: int) -> None:
         """Let idle pages begin to leave together, so that `count` places will be free."""
@@ -222,9 +221,9 @@ class KvTiers:
 
     def _victim(self) -> int:
         """The page that is idle for the longest time; first those on places that expert slots gave."""
-        if self._borrowed:
+        if self.device.borrowed:
             for page in self._idle:
-                if self._place(page) >= self._base:
+                if self.device.is_borrowed(self._place(page)):
                     return page
         return next(iter(self._idle))
 
@@ -341,27 +340,6 @@ class KvTiers:
         self.device.settle()
         self.host.settle()
 
-    # -- the border to the expert slots --------------------------------------------------------------------
-
-    def _widened(self, needed: int, mine: Sequence[int] = ()) -> int:
-        """The room after slots were turned into as many places as are lacking, or as can be."""
-        if self._border is not None:
-            lacking = needed - self._room(mine)
-            self.device.resize(self._border.widen(self.device.total + lacking))
-        return self._room(mine)
-
-    def _narrow(self) -> None:
-        """Give places at the end back to the slots, as long as the reserve stays.
-
-        An expert is written to a slot without waiting for anybody, so the last user of a page must be done.
-        """
-        if self._border is None or not self._borrowed or self.device.free <= self.reserve:
-            return
-        used = set(range(self.device.total)) - set(self.device.free_places())
-        keep = max(self._base, max(used, default=-1) + 1, len(used) + self.reserve)
-        if keep < self.device.total and self._mover.is_quiet():
-            self.device.resize(self._border.narrow(keep))
-
     # -- accounts ------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
@@ -370,8 +348,8 @@ class KvTiers:
         on_device = {page: home.device for page, home in homes.items() if home.device is not None}
         in_host = {page: home.host for page, home in homes.items() if home.host is not None}
         vacated = [place for place, _ in self._vacated]
-        _check_uses("device", self.device, [*on_device.values(), *vacated])
-        _check_uses("host", self.host, list(in_host.values()))
+        self.device.check("device", [*on_device.values(), *vacated])
+        self.host.check("host", list(in_host.values()))
         leaving = {page for page, home in homes.items() if home.leaving}
         if set(self._idle) != set(on_device) - set(self._claims) - leaving:
             raise AssertionError(f"idle are {list(self._idle)}, claimed {self._claims}, leaving {leaving}")
@@ -384,9 +362,3 @@ class KvTiers:
                 raise AssertionError(f"page {page} is nowhere: {home}")
             if home.move is None and home.device is not None and home.host is not None:
                 raise AssertionError(f"page {page} is in two places and does not move")
-
-
-def _check_uses(tier: str, places: Places, used: Sequence[int]) -> None:
-    everything = sorted([*used, *places.free_places(), *places.pending_places()])
-    if everything != list(range(places.total)):
-        raise AssertionError(f"{tier} places {everything}, there are {places.total}")

@@ -265,5 +265,5 @@ class Tiered:
         homes = tiers._homes
         assert not blank & set(homes), "a blank page has a home"
         assert set(self.pages._kept) <= set(homes), "a kept page is nowhere"
-        short = tiers._places_soon < tiers.reserve + tiers._borrowed
+        short = tiers._places_soon < tiers.reserve + tiers.device.borrowed
         assert not (short and tiers._idle and tiers.host.free), "idle pages stay below the watermark"
