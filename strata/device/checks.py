@@ -1,4 +1,4 @@
-"""What every device checks of a copy before it is made, and whether a graph still is what was captured."""
+"""What every device checks of a copy, a fill or a launch, and whether a graph still is what was captured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from strata.device.base import Copy, Launch
-from strata.device.buffers import BoundsError, Buffer, BufferKindError
+from strata.device.buffers import BoundsError, Buffer, BufferKindError, DeviceError
 
 Direction = Literal["h2d", "d2h", "d2d"]
 
@@ -54,6 +54,21 @@ def batch_direction(copies: Sequence[Copy]) -> Direction:
                 remedy="use two calls",
             )
     return directions.pop()
+
+
+def check_fill(dst: Buffer, value: int) -> None:
+    """DeviceError for what is no byte, BufferKindError for memory that is not the device's."""
+    if not 0 <= value <= 255:
+        raise DeviceError(f"{value} is not the value of a byte", remedy="give 0 to 255")
+    if dst.kind != "device":
+        raise BufferKindError(f"fill of {dst}", remedy="write host memory through host_write")
+
+
+def check_reach(launch: Launch) -> None:
+    """BufferKindError where a kernel is given memory that no kernel reaches."""
+    for buffer in (*launch.reads, *launch.writes):
+        if buffer.kind == "pageable":
+            raise BufferKindError(f"{launch.kernel.name} is given {buffer}", remedy="copy it to the device")
 
 
 def differences(captured: Sequence[Launch], now: Sequence[Launch]) -> str:

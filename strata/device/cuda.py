@@ -19,7 +19,6 @@ from strata.device.buffers import (
     BoundsError,
     Buffer,
     BufferKind,
-    BufferKindError,
     Bytes,
     DeviceError,
     EventError,
@@ -27,7 +26,7 @@ from strata.device.buffers import (
     bytes_at,
     flat_bytes,
 )
-from strata.device.checks import batch_direction, copy_direction
+from strata.device.checks import batch_direction, check_fill, copy_direction
 from strata.device.cuda_batch import BatchCopy, find_batch_copy, load_driver
 from strata.errors import CapacityError, HardwareError
 
@@ -199,10 +198,7 @@ class CudaDevice:
     def fill(self, dst: Buffer, value: int, stream: Stream) -> None:
         """cudaMemsetAsync."""
         dst.require_live()
-        if not 0 <= value <= 255:
-            raise DeviceError(f"{value} is not the value of a byte", remedy="give 0 to 255")
-        if dst.kind != "device":
-            raise BufferKindError(f"fill of {dst}", remedy="write host memory through host_write")
+        check_fill(dst, value)
         self._call("memsetAsync", dst.address, value, dst.nbytes, stream.handle)
 
     def launch(self, launch: Launch, stream: Stream) -> None:

@@ -20,14 +20,19 @@ from strata.device.base import Copy, Event, Graph, Launch, Stream
 from strata.device.buffers import (
     BoundsError,
     Buffer,
-    BufferKindError,
     Bytes,
     DeviceError,
-    EventError,
     StaleGraphError,
     flat_bytes,
 )
-from strata.device.checks import Direction, batch_direction, copy_direction, differences
+from strata.device.checks import (
+    Direction,
+    batch_direction,
+    check_fill,
+    check_reach,
+    copy_direction,
+    differences,
+)
 from strata.device.emulated_clock import Engine, HostClock
 from strata.device.emulated_copies import copy_cost, movement, pageable_seconds
 from strata.device.emulated_locks import PageLocks
@@ -167,13 +172,7 @@ class EmulatedDevice:
 
     def elapsed_ms(self, start: Event, end: Event) -> float:
         """Virtual milliseconds between two events that the host knows to be reached."""
-        for event in (own_event(start), own_event(end)):
-            event.require_recorded()
-            if not event.timing:
-                raise EventError("an event without timing has no time", remedy="make it with timing=True")
-            if not self.order.knows(event.clock):
-                raise EventError("an event is not known to be reached", remedy="sync on it first")
-        return (own_event(end).time - own_event(start).time) * 1e3
+        return self.order.elapsed(own_event(start), own_event(end)) * 1e3
 
     # Ops
 
@@ -195,26 +194,19 @@ class EmulatedDevice:
 
     def fill(self, dst: Buffer, value: int, stream: Stream) -> None:
         """A kernel that writes every byte once."""
-        if not 0 <= value <= 255:
-            raise DeviceError(f"{value} is not the value of a byte", remedy="give 0 to 255")
-        if dst.kind != "device":
-            raise BufferKindError(f"fill of {dst}", remedy="write host memory through host_write")
+        check_fill(dst, value)
         seconds = self.figures.kernel_seconds(dst.nbytes, 0)
         run = partial(bytes_of(dst).fill, value) if self.memory.with_data else None
         self._issue(_Task("fill", "", COMPUTE, seconds, (), (dst,), run), stream)
 
     def launch(self, launch: Launch, stream: Stream) -> None:
         """One kernel: it takes the time that its work needs by the figures."""
-        reads, writes = launch.reads, launch.writes
-        for buffer in (*reads, *writes):
-            if buffer.kind == "pageable":
-                raise BufferKindError(
-                    f"{launch.kernel.name} is given {buffer}", remedy="copy it to the device"
-                )
+        check_reach(launch)
         seconds = self.figures.kernel_seconds(launch.work.nbytes, launch.work.macs)
         run = partial(launch.kernel.run, launch, 0) if self.memory.with_data else None
         kind = f"kernel {launch.kernel.name}"
-        self._issue(_Task(kind, launch.label, COMPUTE, seconds, reads, writes, run), stream)
+        task = _Task(kind, launch.label, COMPUTE, seconds, launch.reads, launch.writes, run)
+        self._issue(task, stream)
 
     # Graphs
 

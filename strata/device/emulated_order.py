@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from strata.device.base import Event, Stream
-from strata.device.buffers import DeviceError
+from strata.device.buffers import DeviceError, EventError
 
 Clock = list[int]
 
@@ -113,6 +113,16 @@ class Order:
     def knows(self, clock: Sequence[int]) -> bool:
         """Whether everything the clock counts is known to be finished."""
         return all(self.known[index] >= count for index, count in enumerate(clock))
+
+    def elapsed(self, start: EmulatedEvent, end: EmulatedEvent) -> float:
+        """Virtual seconds between two events; EventError unless the host knows that they were reached."""
+        for event in (start, end):
+            event.require_recorded()
+            if not event.timing:
+                raise EventError("an event without timing has no time", remedy="make it with timing=True")
+            if not self.knows(event.clock):
+                raise EventError("an event is not known to be reached", remedy="sync on it first")
+        return end.time - start.time
 
     def knows_everything(self) -> bool:
         """Whether every op issued so far is known to be finished."""

@@ -15,26 +15,23 @@ from numpy.typing import NDArray
 
 from strata.backends.base import BestLogits, DraftRows, KvSpec, Verified
 from strata.backends.cpu import CpuBackend
+from strata.backends.hybrid import make_parts as parts
 from strata.backends.hybrid.arrays import DeviceRoutes, HybridWeight, Matrix, Vector
 from strata.backends.hybrid.device_ops import DeviceOps, PagedKv
 from strata.backends.hybrid.estimates import base_seconds
-from strata.backends.hybrid.expert_flow import ExpertFlow, FlowMetrics
+from strata.backends.hybrid.expert_flow import FlowMetrics
 from strata.backends.hybrid.expert_groups import Branch
 from strata.backends.hybrid.expert_source import ExpertSource
-from strata.backends.hybrid.expert_stream import ExpertStream
-from strata.backends.hybrid.experts_host import ExpertCall, HostShare
+from strata.backends.hybrid.experts_host import ExpertCall
 from strata.backends.hybrid.graphs import LayerGraphs
 from strata.backends.hybrid.kernel_set import KernelSet
 from strata.backends.hybrid.kv_blocks import DeviceKv
-from strata.backends.hybrid.kv_stream import StreamedKv
 from strata.backends.hybrid.memory import HybridMemory
 from strata.backends.hybrid.options import DECODE_TOKENS, HybridOptions
-from strata.backends.hybrid.prefetch import Prefetcher, PrefetchMetrics
-from strata.backends.hybrid.readback import Readback
+from strata.backends.hybrid.prefetch import PrefetchMetrics
 from strata.backends.hybrid.results import Results, draft_tables
 from strata.backends.hybrid.slots import SlotLoader
-from strata.backends.hybrid.split import Split, SplitMetrics
-from strata.backends.hybrid.stream_buffers import StreamBuffers
+from strata.backends.hybrid.split import SplitMetrics
 from strata.backends.parts import (
     ExpertBank,
     Experts,
@@ -46,10 +43,7 @@ from strata.backends.parts import (
 from strata.core import Batch
 from strata.device.base import Device
 from strata.errors import CapacityError
-from strata.memory.expert_cache import ExpertCache
 from strata.memory.expert_slots import CacheStatistics
-from strata.memory.experts import ExpertSpace
-from strata.memory.kv_border import SlotBorder
 from strata.memory.regions import aligned
 from strata.memory.transfer import Priority, TransferStatistics
 from strata.plan.activations import MOST_CANDIDATES
@@ -131,15 +125,16 @@ class HybridBackend(DeviceOps):
         self.memory = HybridMemory(self.device, self.spec, spec, pages, self._static_bytes, options)
         self.kernels.use_tickets(self.memory.tickets)
         self.source = ExpertSource(self.device, options.locks)
-        self.cache = self._make_cache()
+        self.cache = parts.make_cache(self.spec, options)
         self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
         if self.spec.experts is not None:
-            self._make_flow(self.spec.experts.router.top_k)
+            made = parts.make_expert_parts(self, self.spec.experts.router.top_k)
+            self.readback, self.flow, self.prefetcher = made
         logits = options.logit_rows * max(self.spec.vocab, 2 * MOST_CANDIDATES)
         largest = max(options.rows * self.spec.hidden, logits)
         self._results = Results(self.device, self.memory.compute, largest)
         self.memory.begin_step()
-        self._kv = self._make_kv(spec, pages)
+        self._kv = parts.make_kv(self, spec, pages, self._settle_slots)
         return self._kv
 
     def copy_pages(self, cache: PagedKv, copies: Sequence[tuple[int, int]]) -> None:
@@ -267,48 +262,12 @@ class HybridBackend(DeviceOps):
 
     # Inside
 
-    def _make_kv(self, spec: KvSpec, pages: int) -> PagedKv:
-        """Expert slots lend their room to pages, but the experts of one token always have theirs."""
-        staging = self.memory.kv_staging
-        if staging is not None:
-            return StreamedKv(self.memory, spec, pages, staging, self.options.staged_blocks)
-        region, experts = self.memory.region, self.spec.experts
-        if experts is None or not region.slots:
-            return DeviceKv(self.memory, spec, pages, None)
-        least = min(region.slots, experts.router.top_k)
-        border = SlotBorder(region, self.cache, least, self._settle_slots)
-        return DeviceKv(self.memory, spec, region.sizes.pages_beside(least), border)
-
     def _settle_slots(self) -> None:
         """Between two passes: experts that have arrived, or that the device has done with, may be evicted."""
         self.memory.queue.poll()
         self.loader.settle()
         if self.device.query(self.memory.compute):
             self.flow.release()
-
-    def _make_cache(self) -> ExpertCache:
-        experts = self.spec.experts
-        count = experts.router.experts if experts is not None else 0
-        space = ExpertSpace(
-            tuple(count if self.spec.is_moe(layer) else 0 for layer in range(self.spec.layers))
-        )
-        options = self.options
-        slots = options.slots if experts is not None else 0
-        return ExpertCache(space, slots, options.policy, inserts_per_step=options.inserts_per_step)
-
-    def _make_flow(self, top_k: int) -> None:
-        device, memory, options, hidden = self.device, self.memory, self.options, self.spec.hidden
-        place = device, memory.compute
-        ring = options.slot_bytes, options.stream_buffers, options.stream_experts
-        buffers = StreamBuffers(*place, memory.queue, self.source, memory.workspace, *ring)
-        split = Split(options.misses, options.speeds)
-        share = HostShare(device, self.cpu, options.rows, hidden, options.simulated)
-        self.readback = Readback(*place, options.rows, hidden, top_k)
-        stream = ExpertStream(buffers, self.loader, split)
-        self.flow = ExpertFlow(self, self.loader, stream, share, split, options.heat)
-        guesses = Readback(*place, options.rows, hidden, top_k)
-        rate = options.speeds.to_device
-        self.prefetcher = Prefetcher(self, self.loader, guesses, options.prefetch, rate)
 
     def _begin(self, layers: Sequence[Layer], batch: Batch) -> None:
         self._step += 1
