@@ -183,8 +183,10 @@ class ByCosts:
         if table is None or table.requests != requests:
             return  # nothing was asked, or some waited for a seat: such steps are compared with nothing
         table.add(rows, seconds)
-        owed = 0.0 if self._draft is None else self._draft.costs.settle()
-        self._asking.measured(max(0.0, asking - owed), rows > requests)
+        busy = owed = 0.0
+        if self._draft is not None:
+            busy, owed = self._draft.costs.busy, self._draft.costs.settle()
+        self._asking.measured(max(0.0, asking - busy), rows > requests)
         if not table.known:
             self._unpaid += owed + self._asking.seconds
             return

@@ -17,7 +17,7 @@ row that takes a plain step."""
 KEPT = 8
 """Latest times that count, of which the fastest quarter does, as of steps (`step_times.KEPT`)."""
 BELIEVED = 3
-"""Times of a token that are believed when they say that it can never pay."""
+"""Times of a token that are believed when they say that it can never pay, or that one was disturbed."""
 MANY = 32
 """Tokens that are read at once: of more of them each takes hardly less."""
 WITH_THE_FIRST = 2
@@ -25,12 +25,15 @@ WITH_THE_FIRST = 2
 
 
 class DraftCosts:
-    """Asks a proposer and measures it. spent: seconds since `settle`, reading included; reads: whether it did
-    in this step."""
+    """Asks a proposer and measures it.
+
+    busy: seconds that it worked since `settle`, reading included; spent: what is charged for that, and for
+    what it did beside. reads: whether it read in this step.
+    """
 
     def __init__(self, proposer: Proposer, clock: Callable[[], float]) -> None:
         self.proposer = proposer
-        self.spent = 0.0
+        self.spent = self.busy = 0.0
         self.reads = False
         self._clock = clock
         self._tokens: deque[float] = deque(maxlen=KEPT)
@@ -40,11 +43,7 @@ class DraftCosts:
         """As `Proposer.propose`."""
         begin = self._clock()
         found = self.proposer.propose(asks)
-        took = self._clock() - begin
-        self.spent += took
-        longest = max(len(proposal.tokens) for proposal in found)
-        if longest:
-            self._tokens.append(took / longest)
+        self._add(self._tokens, max(len(proposal.tokens) for proposal in found), self._clock() - begin)
         return found
 
     def read(self, ask: Ask, count: int) -> None:
@@ -52,9 +51,17 @@ class DraftCosts:
         begin = self._clock()
         self.proposer.read(ask.request, count)
         took = self._clock() - begin
-        self.spent += took
-        self._reading.setdefault(count.bit_length(), deque(maxlen=KEPT)).append(took / count)
+        self._add(self._reading.setdefault(count.bit_length(), deque(maxlen=KEPT)), count, took)
         self.reads = True
+
+    def _add(self, times: deque[float], count: int, took: float) -> None:
+        """Of `count` tokens. What disturbed it is charged to nobody, as with steps."""
+        self.busy += took
+        if count:
+            times.append(took / count)
+            if len(times) >= BELIEVED:
+                took = min(took, count * _usual(times))
+        self.spent += took
 
     def readable(self, steps: float, plain: float, behind: int) -> int:
         """Of `behind` tokens so many as it can read in so many plain steps; the first time one, which says
@@ -76,7 +83,7 @@ class DraftCosts:
 
     def settle(self) -> float:
         """Seconds that were spent since the last call."""
-        spent, self.spent = self.spent, 0.0
+        spent, self.spent, self.busy = self.spent, 0.0, 0.0
         return spent
 
     def token(self, plain: float) -> float:
