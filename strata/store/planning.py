@@ -14,7 +14,7 @@ from strata.store.calibration import CalibrationStats
 from strata.store.clipping import clipped, clipped_expert, is_w8
 from strata.store.formats import FORMATS, WeightFormat, expert_slices
 from strata.store.manifest import SHARED, LayerRecord, TensorRecord
-from strata.store.options import Choice, ConvertOptions, choose, parse_override
+from strata.store.options import AUTO, Choice, ConvertOptions, choose, parse_override
 from strata.store.rows import BlockRows, ValueGuard, format_kept
 from strata.store.scaled_rows import NONE
 from strata.store.source import (
@@ -28,6 +28,10 @@ from strata.store.stacking import target_rows
 from strata.store.tasks import Coding, ExpertCoding, Task, expert_task, packed_task, plain_task
 from strata.store.treatment import PLAIN, PLAIN_EXPERT, ExpertTreatment, Treatment
 
+_ABSENT = {
+    "experts": "no routed experts",
+    "head": "no output matrix of its own: the embedding is used",
+}
 _FLOAT_TYPES = {"bf16": {"BF16"}, "f16": {"F16"}, "F32": {"F32", "F16", "BF16"}, "BF16": {"BF16"}}
 
 
@@ -74,6 +78,7 @@ class Planner:
         if self._options.calibrated and self._stats is not None:
             self._calibrate(self._stats, plan, targets, experts)
         self._check_clip(targets, plan)
+        self._note_absent(targets, plan)
         plan.notes = [f"{note} ({n} times)" if n > 1 else note for note, n in self._notes.items()]
         return plan
 
@@ -130,6 +135,14 @@ class Planner:
                     f"{key}={value} names nothing that this model has",
                     remedy=f"{found}; the first layer is 0",
                 )
+
+    def _note_absent(self, targets: Sequence[TargetTensor], plan: ConversionPlan) -> None:
+        """Formats that were asked for of parts which the model has not."""
+        there = {target.kind for target in targets} | ({"experts"} if plan.layers else set())
+        for part, remark in _ABSENT.items():
+            asked = getattr(self._options, part)
+            if asked != AUTO and part not in there:
+                self._notes[f"{part}: {asked} has no effect, {self._spec.name} has {remark}"] += 1
 
     def _check_clip(self, targets: Sequence[TargetTensor], plan: ConversionPlan) -> None:
         """UsageError where a percentile was asked for and cuts nothing off that is multiplied."""

@@ -85,6 +85,8 @@ def test_version(strata: Any) -> None:
         (["run", "demo", "--raw", "--chat-template", "x"], "--chat-template has no effect with --raw"),
         (["run", "demo", "--serve", "--system", "x"], "--system has no effect with --serve"),
         (["run", "demo", "--no-draft", "-md", "demo-draft"], "--model-draft has no effect with --no-draft"),
+        (["run", "demo", "--draft", "0", "-md", "demo-draft"], "--model-draft has no effect with --draft 0"),
+        (["plan", "demo", "--depth", "2048"], "--depth is 2048, the context holds 2048 tokens"),
         (["serve", "demo", "--no-draft", "--draft", "4"], "has no effect with --no-draft"),
         (["run", "--threads", "0"], "--threads: backend.threads: '0' is out of range"),
         (["run", "--stop", ""], "sampling.stop: '' is empty"),

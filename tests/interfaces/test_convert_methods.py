@@ -64,6 +64,7 @@ def test_what_is_missing_is_said(strata: Any, checkpoint: Path, stats: Path, tmp
         (["--alpha", "0.5", "--method", "gptq", "--stats", "STATS"], "awq and smooth: experts=gptq"),
         (["--no-act-order"], "(--no-act-order) is of the method gptq"),
         (["--no-act-order", "--method", "awq", "--stats", "STATS"], "is of the method gptq: experts=awq"),
+        (["--act-order"], "--act-order is of the method gptq"),
         (["--requantize", *EVERY], "--requantize is for parts in auto, and there are none: experts=w8"),
         (["--budget", "1MiB", "--stats", "STATS", *EVERY], "has no format to choose"),
         (["--budget", "0", "--stats", "STATS"], "--budget 0 leaves no byte for a weight"),

@@ -199,6 +199,19 @@ def test_damaged_statistics_are_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["stats"]
 
 
+def test_formats_of_parts_that_are_not_there_are_remarked(tmp_path: Path) -> None:
+    """Not refused: the same options may be meant for several models."""
+    model = whole_model(replace(SPEC, tied_head=True, moe_layers=(False, False)))
+    report = run(model, tmp_path / "s", ConvertOptions(experts="w8", head="w8"), None)
+    name = model.spec.name
+    assert report.notes == (
+        f"experts: w8 has no effect, {name} has no routed experts",
+        f"head: w8 has no effect, {name} has no output matrix of its own: the embedding is used",
+    )
+    other = run(whole_model(SPEC), tmp_path / "t", ConvertOptions(experts="w8"), None)
+    assert not any("no effect" in note for note in other.notes)
+
+
 def test_mla_is_rounded_head_by_head(tmp_path: Path) -> None:
     model = whole_model(mla_spec())
     stats = make_stats(tmp_path / "stats", model)

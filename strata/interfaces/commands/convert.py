@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from strata.errors import UsageError
+from strata.interfaces.commands.effects import refuse_idle
 
 if TYPE_CHECKING:  # commands import what is heavy when they run
     from strata.interfaces.importing import Refine
@@ -128,6 +129,8 @@ def _refuse_idle(options: ConvertOptions, requantize: bool, budget: str | None) 
     """UsageError for what would change nothing; what ConvertOptions can tell, it says itself."""
     from strata.store.options import AUTO, DEFAULT_FORMATS
 
+    if not options.factored:
+        refuse_idle(("act_order",), "is of the method gptq", "add --method gptq, or leave it out")
     if requantize and budget is None and all(getattr(options, part) != AUTO for part in DEFAULT_FORMATS):
         formats = ", ".join(f"{part}={getattr(options, part)}" for part in DEFAULT_FORMATS)
         raise UsageError(

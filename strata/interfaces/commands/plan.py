@@ -66,6 +66,11 @@ def command(
 
     machine = find_hardware(hardware)
     plan = plan_model(config, machine, depth)
+    if depth is not None and depth >= plan.kv.context:
+        raise UsageError(
+            f"--depth is {depth}, the context holds {plan.kv.context} tokens with the next one",
+            remedy="a smaller --depth, or a larger --context",
+        )
     if config.device.use == "cuda" and machine.device is None:
         where = config.where("device.use")
         note(f"note: device.use is cuda ({where}), but {_whose(hardware)} has no card: planned without one")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from strata.config import Override
+from strata.errors import UsageError
 from strata.interfaces.commands.effects import refuse_idle
 
 DRAFTERS = ("-md", "--model-draft", "--draft-model")
@@ -30,8 +31,11 @@ def no_draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def off(given: bool) -> list[Override]:
-    """What the flag says. UsageError beside a flag that says what is to propose."""
+    """What the flag says. UsageError for flags that leave each other no effect."""
     if given:
         idle = [option.replace(".", "__") for _, option, _, _ in FLAGS]
         refuse_idle(idle, "has no effect with --no-draft", "leave one of them out")
+    flags = click.get_current_context().params
+    if flags.get("speculative__most") == "0" and flags.get("speculative__draft"):
+        raise UsageError("--model-draft has no effect with --draft 0", remedy="leave one of them out")
     return [Override("speculative.use", "off", "--no-draft")] if given else []
