@@ -63,6 +63,7 @@ class Search:
         Raises what a conversion raises; LockedError where another process searches for the same store.
         """
         self._check()
+        self.stats.check(moments=self.options.factored)
         _ = self._text  # what is wrong with it is said before anything is written
         self.out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with disk_errors(self.out), exclusive(beside(self.out, ".alpha.lock")):

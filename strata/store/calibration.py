@@ -170,6 +170,7 @@ class CalibrationStats:
         layout = stats_layout(self.info)
         if self._file.read_bytes(0, len(layout.header)) != layout.header:
             raise FileFormatError(f"{path}: its tensors are not those of its model", remedy=_REMEDY)
+        self._sound: dict[bool, bool] = {}
         self._entries = {entry.name: entry for entry in layout.entries}
         self._inputs = {entry.name: entry for entry in linear_inputs(self.info.spec)}
         self._named = {name: entry for entry in self._inputs.values() for name in (entry.name, *entry.also)}
@@ -192,13 +193,16 @@ class CalibrationStats:
         return hasher.hexdigest()
 
     def check(self, *, moments: bool) -> None:
-        """Read all and compare the checksums. moments: those as well, nearly all of the bytes.
+        """Read all and compare the checksums, once. moments: those as well, nearly all of the bytes.
 
         StoreError for damage: a conversion asks before it begins, for it could not be finished.
         """
+        if self._sound.get(moments) or self._sound.get(True):
+            return
         for name, entry in self._inputs.items():
             for member in range(entry.members):
                 self._read(name, member, moments=moments)
+        self._sound[moments] = True
 
     def has(self, name: str) -> bool:
         """Whether there are statistics of the input of matrix `name` (see `names.py`)."""

@@ -11,6 +11,7 @@ from tiny_checkpoint import CONTEXT, write_checkpoint
 
 from strata.interfaces import alpha_search
 from strata.interfaces.alpha_search import GRID, PER_PLACE
+from strata.store.calibration import CalibrationStats, stats_layout
 from strata.store.manifest import read_manifest
 
 ASKED = ("--experts", "w8", "--shared", "w8", "--method", "smooth", "--alpha", "perplexity")
@@ -136,6 +137,18 @@ def test_statistics_of_another_model_are_refused_before_anything_is_written(
     other = write_checkpoint(tmp_path / "other", seed=5)
     result = strata("convert", other, "--out", tmp_path / "store", *ASKED, "--stats", statistics)
     assert result.code == 2 and "fingerprint" in result.err and list(tmp_path.iterdir()) == [other]
+
+
+def test_damaged_statistics_are_refused_before_anything_is_written(
+    strata: Any, checkpoint: Path, statistics: Path, tmp_path: Path
+) -> None:
+    layout = {entry.name: entry for entry in stats_layout(CalibrationStats(statistics).info).entries}
+    data = bytearray(statistics.read_bytes())
+    data[layout["layers.1.attn.out.weight.mean_abs"].offset] ^= 1
+    (damaged := tmp_path / "damaged.stats").write_bytes(data)
+    result = strata("convert", checkpoint, "--out", tmp_path / "store", *ASKED, "--stats", damaged)
+    assert result.code == 1 and "the checksum differs\n  remedy: run `strata calibrate` again" in result.err
+    assert list(tmp_path.iterdir()) == [damaged]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(
