@@ -33,7 +33,7 @@ _LONGER = "give texts of some thousand words"
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """tokens: about so many are used, taken evenly from all texts; None: all. window: tokens that see each
+    """tokens: so many are used, taken evenly from all texts; None: all. window: tokens that see each
     other; None: WINDOW, or the model's context where that is smaller."""
 
     tokens: int | None = None
@@ -132,7 +132,7 @@ def calibrate_model(
 def _remarks(info: StatsInfo, asked: int | None) -> Iterator[str]:
     """What the run will take on the disk, and where there is less text than was asked for or is needed."""
     yield _room(info)
-    if asked is not None and asked - info.tokens > info.window // 2:
+    if asked is not None and asked > info.tokens + 1:
         yield f"note: {asked} tokens were asked for, the texts have {info.tokens}; --data takes more of them"
     if info.moments and info.tokens < info.spec.hidden:
         yield (
@@ -163,8 +163,8 @@ def cut(
 ) -> tuple[list[list[int]], list[DataFile]]:
     """Windows of token ids, each of one text, with BOS where the model expects it, and what came from where.
 
-    With a limit whole windows are taken evenly from all, about so many tokens: the beginning alone would be
-    a single kind of text.
+    With a limit windows are taken evenly from all, so many tokens: the beginning alone would be a single kind
+    of text.
     UsageError for texts that are empty or not UTF-8.
     """
     found = [(index, ids) for index, text in enumerate(texts) for ids in _windows(tokenizer, text, window)]
@@ -181,18 +181,19 @@ def cut(
 
 
 def _evenly(found: list[tuple[int, list[int]]], limit: int) -> list[tuple[int, list[int]]]:
-    """Evenly spread windows with `limit` tokens, to half a window: texts end in shorter ones, so that the
-    first choice may hold fewer, and more are taken from between."""
+    """Evenly spread windows with `limit` tokens, or one less. Texts end in shorter ones, so that the first
+    choice may hold fewer: more are taken from between, and of the last of them what is lacking."""
     window = max(len(ids) for _, ids in found)
-    chosen: set[int] = set()
+    chosen: dict[int, list[int]] = {}
     missing = limit
-    while not chosen or (missing > window // 2 and len(chosen) < len(found)):
+    while missing > 1:  # a window of one token foresees nothing
         rest = [i for i in range(len(found)) if i not in chosen]
         count = min(len(rest), max(1, missing // window))
-        more = [rest[i * len(rest) // count] for i in range(count)]
-        chosen.update(more)
-        missing -= sum(len(found[i][1]) for i in more)
-    return [found[i] for i in sorted(chosen)]
+        first = len(rest) // (2 * count) if chosen else 0  # what is added comes from the middle
+        for i in [rest[first + k * len(rest) // count] for k in range(count)]:
+            chosen[i] = found[i][1][:missing]
+            missing -= len(chosen[i])
+    return [(found[i][0], chosen[i]) for i in sorted(chosen)]
 
 
 def _windows(tokenizer: Tokenizer, text: TextFile, window: int) -> list[list[int]]:

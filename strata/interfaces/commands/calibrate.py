@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands import what is heavy when they run
 @click.argument("model", metavar="MODEL|demo")
 @click.option("--data", multiple=True, metavar="FILE", help="Text; may be given several times. [a mixture]")
 @click.option("--out", required=True, metavar="STATS", help="The file to write.")
-@click.option("--tokens", type=click.IntRange(2), metavar="N", help="About so many, in whole windows. [all]")
+@click.option("--tokens", type=click.IntRange(2), metavar="N", help="So many, evenly from all texts. [all]")
 @click.option("--window", type=click.IntRange(2), metavar="N", help="Tokens that see each other. [1024]")
 @click.option(
     "--min-tokens",
