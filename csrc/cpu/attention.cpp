@@ -220,19 +220,22 @@ struct Wave {
     std::atomic<size_t> next;
 };
 
-// Units one by one, always knowing the next, whose first lines are fetched in time.
-void run_units(const Op& op, Wave& wave, Scratch& scratch) {
+void run_unit(const Op& op, Wave& wave, size_t unit, const AttentionUnit* following, Scratch& scratch) {
+    const AttentionUnit& mine = wave.units[unit];
+    if (unit < wave.first_part) return run_whole(op, mine, following, scratch);
+    prepare(op, *mine.tile, scratch.tile);
+    absorb(op, *mine.tile, mine.begin, mine.end, following, scratch, wave.parts[unit - wave.first_part]);
+}
+
+// Units one by one. While there are many, a thread takes its next one beforehand, and its first lines are
+// fetched in time; the last ones are left to whoever is free: of two units on two threads each takes one.
+void run_units(const Op& op, Wave& wave, size_t workers, Scratch& scratch) {
+    constexpr size_t kMany = 4;
     for (size_t unit = wave.next.fetch_add(1), next; unit < wave.last; unit = next) {
-        next = wave.next.fetch_add(1);
-        const AttentionUnit& mine = wave.units[unit];
-        const AttentionUnit* following = next < wave.last ? &wave.units[next] : nullptr;
-        if (unit < wave.first_part) {
-            run_whole(op, mine, following, scratch);
-        } else {
-            prepare(op, *mine.tile, scratch.tile);
-            absorb(op, *mine.tile, mine.begin, mine.end, following, scratch,
-                   wave.parts[unit - wave.first_part]);
-        }
+        const bool many = unit + kMany * workers < wave.last;
+        next = many ? wave.next.fetch_add(1) : wave.last;
+        run_unit(op, wave, unit, next < wave.last ? &wave.units[next] : nullptr, scratch);
+        if (!many) next = wave.next.fetch_add(1);
     }
 }
 
@@ -268,11 +271,11 @@ void join_wave(const Op& op, const Wave& wave, size_t worker, size_t workers, St
 
 void run_wave(Cpu& cpu, const Op& op, Wave& wave, Scratch* scratch, bool serial) {
     if (serial) {
-        run_units(op, wave, scratch[0]);
+        run_units(op, wave, 1, scratch[0]);
         return join_wave(op, wave, 0, 1, scratch[0].so_far);
     }
     cpu.pool.run([&](int worker) {
-        run_units(op, wave, scratch[worker]);
+        run_units(op, wave, cpu.pool.size(), scratch[worker]);
         if (wave.first_part == wave.last) return;
         cpu.pool.barrier();
         join_wave(op, wave, worker, cpu.pool.size(), scratch[worker].so_far);
