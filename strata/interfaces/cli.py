@@ -14,6 +14,7 @@ import click
 
 from strata import __version__
 from strata.errors import StrataError
+from strata.interfaces.empty_values import refuse_empty
 from strata.interfaces.terminal import os_error_text, printable
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
@@ -56,13 +57,15 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """click's, with the nearest command where there is none of that name."""
+        """click's, with the nearest command where there is none of that name. Raises UsageError for options
+        with an empty value."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             nearest = get_close_matches(args[0], _COMMANDS, n=1)
             hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
             ctx.fail(f"No such command '{args[0]}'.{hint}")
+        refuse_empty(args)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

@@ -59,7 +59,8 @@ def test_what_is_missing_is_said(strata: Any, checkpoint: Path, stats: Path, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", ""], "unknown method ''"),
+        (["--method", ""], "--method is followed by an empty value"),
+        (["--method", " "], "unknown method ' '"),
         (["--alpha", "0.5"], "alpha is 0.5, which is of the methods awq and smooth: none is asked for"),
         (["--alpha", "0.5", "--method", "gptq", "--stats", "STATS"], "awq and smooth: experts=gptq"),
         (["--no-act-order"], "(--no-act-order) is of the method gptq"),

@@ -187,7 +187,9 @@ def _open_both(
     if other is None and of_a == of_b:
         raise UsageError(f"{model} is compared with itself", remedy="name a B, or --set-b, e.g. kv.dtype=f32")
     one = open_subject(Asked(model, (*both, *of_a), config_file), window, models=2)
-    return one, open_subject(Asked(other or model, (*both, *of_b), config_file), window, models=2)
+    return one, open_subject(
+        Asked(model if other is None else other, (*both, *of_b), config_file), window, models=2
+    )
 
 
 def read(text: Path | None, subject: Subject, cut: Cut) -> Text:
