@@ -254,6 +254,8 @@ def test_overrides_win_and_are_named(load: Load) -> None:
         ("kw.dtype=int8", "did you mean 'kv'"),
         ("kv.size=3", "--set kv.size: kv.size: '3' has no unit"),
         ("sampling.top_p=", "'' is not a number"),
+        ("server.host=", "server.host: '' is empty"),
+        ("server.host= ", "server.host: ' ' is empty"),
     ],
 )
 def test_bad_overrides_are_named(load: Load, override: str, message: str) -> None:

@@ -162,9 +162,13 @@ class Boolean(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Any text."""
+    """Any text. empty: whether it may have nothing in it."""
+
+    empty: bool = True
 
     def _parse(self, text: str, base: Path | None) -> str:
+        if not self.empty and not text.strip():
+            raise ValueError("is empty")
         if "\0" in text:
             raise ValueError("contains a NUL character")
         return text

@@ -294,10 +294,10 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "chat": {"system": Text(), "template": Location(("auto",)), "history": Location(("auto", "none"))},
     "server": {
-        "host": Text(),
+        "host": Text(empty=False),
         "port": Integer(0, 65535),
         "api_key_file": Location(),
-        "model_name": Text(),
+        "model_name": Text(empty=False),
         "queue": Integer(1, 1 << 16),
         "connections": Integer(2, 1 << 16),
         "body": Size(low=1 << 10, auto=False),
