@@ -45,9 +45,9 @@ def serve(config: Config, files: Files = _NO_FILES) -> int:
     notifier = Notifier.from_environment()
     log = RequestLog(as_json=config.server.log == "json")
     keys = api_keys(config)
-    named_model(config.model.path)
-    check_models(config)  # before clients are told that somebody listens
     with contextlib.closing(bind(config.server.host, config.server.port)) as listener:
+        named_model(config.model.path)
+        check_models(config)  # before anybody is told that it listens
         return asyncio.run(_Process(config, listener, keys, log, files, notifier).run())
 
 
