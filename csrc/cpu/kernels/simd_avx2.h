@@ -181,7 +181,7 @@ struct HalfBlock {
 };
 // What kernels of few tokens take at once, from so many tokens on: fewer leave registers free anyway.
 using FewRows = HalfBlock;
-constexpr int kFewHalved = 4;
+constexpr int kFewHalved = 5;
 
 // What attention needs beside the above. 8 lanes from each of two places:
 STRATA_INLINE Ints load_halves(const void* low, const void* high) {
