@@ -259,12 +259,13 @@ class Engine:
 
     def _propose(self) -> Mapping[str, Sequence[int]]:
         """Drafts of those who decode."""
-        if self.speculator is None or self.speculator.rests(len(self.scheduler.running)):
+        speculator, running = self.speculator, self.scheduler.running
+        if speculator is None or speculator.rests(running, self.metrics.total.decode):
             return {}
         rooms = self.scheduler.draft_rooms()
         asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
         try:
-            return self.speculator.propose(asks)
+            return speculator.propose(asks)
         except Exception as error:
             self._give_up_drafts(error)
             return {}
@@ -295,7 +296,7 @@ class Engine:
         behind `computed`, where the next step writes.
         """
         events = self._take_drawn(work, found) if isinstance(found, Verified) else self._sample(work, found)
-        if self.speculator is not None:
+        if self.speculator is not None and self.speculator.asked:
             self.speculator.verified(work, len(events) - 1)
         return events
 
@@ -379,7 +380,7 @@ class Engine:
         read = step_bytes(self.decoder, self.kv, step.works)
         self.metrics.expert_uses.update(self.decoder.routes.used)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
-        if self.speculator is not None:
+        if self.speculator is not None and self.speculator.asked:
             try:
                 self.speculator.measured(step.works, step.kept)
             except Exception as error:  # the step's tokens are sampled: they must reach their requests

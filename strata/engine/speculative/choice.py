@@ -78,8 +78,8 @@ def stake(left: float, first: float, row: float) -> float:
 
     first: the chance that the best draft's first token is right, so that it is no loss. row: what the
     shortest draft takes. When not even that can be paid for, speculation is over for a while, however good
-    drafts become. So one of those is kept back, and with doubtful drafts more; the last one is for a draft
-    that is nearly sure. The powers are what gained most in simulations of texts with runs of right and wrong
-    drafts (`test_near_best.py`), and on texts that models wrote.
+    drafts become. So one and a quarter of those are kept back, with doubtful drafts more; the last is for
+    one that is nearly sure. The numbers are what gained most in simulations of texts with runs of right and
+    wrong drafts (`test_near_best.py`), and on texts that models wrote.
     """
-    return max(first**2 * (left - row), min(first**3 * left, row))
+    return max(first**2 * (left - 1.25 * row), min(first**2 * left, row))

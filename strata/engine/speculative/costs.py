@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.acceptance import Acceptance, Counts, Key
-from strata.engine.speculative.asking import POOR, SHARE, Asking
+from strata.engine.speculative.asking import POOR, Asking
 from strata.engine.speculative.choice import Choice, choose
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.drafting import Drafting, DraftState
@@ -18,10 +18,6 @@ from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
-WATCHED_EVERY = 4
-"""Steps, of those that are not asked about, after which it is seen whether the text repeats itself again."""
-AGREED, MOST_AGREED = 2, 1 << 30
-"""Tokens in a row that went on as before: it does; where that was no reason yet, twice as many are."""
 DOUBT_AFTER = 128
 """Steps without any draft after which times that were measured once or twice are measured anew."""
 
@@ -34,7 +30,6 @@ class _State:
     nothing is.
     """
 
-    request: Request
     ledger: Ledger
     free: Acceptance
     drafting: DraftState | None
@@ -68,9 +63,8 @@ class ByCosts:
         self._states: dict[str, _State] = {}
         self._table: StepTable | None = None
         self._by_draft = False
-        self._since_plain = self._since_draft = self._rested = 0
+        self._since_plain = self._since_draft = 0
         self._asking = Asking()
-        self._wanted = AGREED
         self._unpaid = self._shortest = 0.0
         self._doubt_at = DOUBT_AFTER
 
@@ -89,44 +83,33 @@ class ByCosts:
         """The request ended."""
         self._states.pop(request_id, None)
 
-    def rests(self, running: int) -> bool:
-        """Whether asking now would take more time than it may, or none has anything to be proposed."""
-        asking = self._asking
-        if asking.rest:
-            asking.rest -= 1
-            return True
-        if not self._times.known(running):
-            return True
-        self._wait()
-        free, states = self._free, self._states
-        if any(state.ledger.left < asking.took + self._shortest for state in states.values()):
-            asking.rest = POOR - 1
-            return True
-        if asking.took <= SHARE or self._draft is not None or free is None or running != len(states):
-            return False
-        return all(free.agreed(state.request) is None for state in states.values())
-
-    def rested(self, works: Sequence[Work], seconds: float) -> None:
-        """A step that only decoded went without. Who is new, or repeats what was there, is asked about."""
-        self._rested += 1
-        if not self._times.known(len(works)):
-            self._times.table(len(works), sum(work.start + 1 for work in works)).add(len(works), seconds)
-        if self._rested % WATCHED_EVERY:
-            return
-        agreed = max(self._agreed(work.request) for work in works)
-        if agreed >= self._wanted:
-            self._wanted = 2 * agreed
-            self._asking.rest = 0
-        elif agreed < AGREED:
-            self._wanted = AGREED
-
-    def _agreed(self, request: Request) -> int:
-        """Tokens in a row that were as a free proposer would have guessed, more than any of a new request."""
-        if request.finish_reason is not None:
+    def rests(self, running: Sequence[Request]) -> int:
+        """Steps without asking: it would take more time than it may, or nobody has anything to propose."""
+        asking, free = self._asking, self._free
+        if not running:
             return 0
-        if request.request_id not in self._states:
-            return MOST_AGREED
-        return 0 if self._free is None else self._free.agreed(request) or 0
+        if not self._times.known(len(running)):
+            return 1
+        least = asking.took + (self._shortest if asking.dear else 0.0)
+        for state in self._states.values():
+            if state.ledger.left < least:
+                return POOR
+        if not asking.dear:
+            return 0
+        agreed = [] if free is None else [free.agreed(request) for request in running]
+        most = max((each for each in agreed if each is not None), default=None)
+        return asking.rest(0 if most is None and self._draft is not None else most)
+
+    def rested(self, requests: int, steps: int, seconds: float) -> None:
+        """So many plain steps of so many requests went without, in so many seconds."""
+        if steps == 1 and not self._times.known(requests):
+            self._times.table(requests, requests).add(requests, seconds)
+        for state in self._states.values():
+            state.ledger.wait(steps)
+            if state.drafting is not None:
+                state.drafting.retry.untested += steps
+        self._since_draft += steps
+        self._since_plain = 0
 
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """The drafts of a step: of the proposer that promises more, or none."""
@@ -178,7 +161,7 @@ class ByCosts:
         self._since_plain = self._since_plain + 1 if rows > requests else 0
         self._since_draft += 1
         if rows > requests:
-            self._since_draft, self._doubt_at, self._wanted = 0, DOUBT_AFTER, AGREED
+            self._since_draft, self._doubt_at = 0, DOUBT_AFTER
         table = self._table
         if table is None or table.requests != requests:
             return  # nothing was asked, or some waited for a seat: such steps are compared with nothing
@@ -196,28 +179,15 @@ class ByCosts:
         if self._draft is not None and (self._by_draft or owed):
             self._draft.win(sum(kept) / requests - took - asked)
         self._enter(works, took + asked, kept if rows > requests else [1] * requests)
-        self._asking.took, self._shortest = asked, table.worst(requests + 1) - 1
-        reads = self._draft is not None and self._draft.costs.reads
-        if rows == requests and not reads:  # what was read is for a draft in the next step
-            self._asking.came_to_nothing()
+        self._shortest = table.worst(requests + 1) - 1
+        reads = self._draft is not None and self._draft.costs.reads  # for a draft in the next step
+        self._asking.asked(asked, idle=rows == requests and not reads)
 
     def _enter(self, works: Sequence[Work], took: float, kept: Sequence[int]) -> None:
         for work, tokens in zip(works, kept, strict=True):
             state = self._states.get(work.request.request_id)
             if state is not None:
                 state.ledger.add(took, tokens)
-
-    def _wait(self) -> None:
-        """Account for plain steps about which nothing was asked."""
-        steps = self._rested
-        if not steps:
-            return
-        for state in self._states.values():
-            state.ledger.wait(steps)
-            if state.drafting is not None:
-                state.drafting.retry.untested += steps
-        self._since_draft += steps
-        self._since_plain = self._rested = 0
 
     def _left(self, states: Sequence[_State], table: StepTable) -> float:
         """Plain steps that a step may lose beside asking: what the poorest request may."""
@@ -230,7 +200,7 @@ class ByCosts:
         if state is None:
             drafting = None if self._draft is None else self._draft.state()
             state = self._states[request.request_id] = _State(
-                request, Ledger(self._promise), Acceptance(self._shared), drafting
+                Ledger(self._promise), Acceptance(self._shared), drafting
             )
         return state
 

@@ -64,13 +64,12 @@ class SpeculationFigures:
             self.accepted_at[position] += position < accepted
 
     def rest(self, forwards: int, seconds: float) -> None:
-        """So many forwards of single requests brought a token each: nothing was asked. seconds: of a step,
-        where it only decoded."""
+        """So many forwards of single requests brought a token each: nothing was asked."""
         self.verify_seconds += seconds
         self.forwards += forwards
         self.tokens += forwards
         self.lengths[0] += forwards
-        self.recent.extend([0] * forwards)
+        self.recent.extend([0] * min(forwards, RECENT_LENGTHS))
 
     @property
     def tokens_per_forward(self) -> float:

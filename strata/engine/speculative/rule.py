@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.draft_length import DraftLength, LengthOptions
 from strata.engine.speculative.proposer import Ask, Proposer
@@ -30,12 +31,12 @@ class ByRule:
         self._proposer, self._lengths = proposer, lengths
         self._states: dict[str, _State] = {}
 
-    def rests(self, running: int) -> bool:
-        """Never."""
-        return False
+    def rests(self, running: Sequence[Request]) -> int:
+        """It never does."""
+        return 0
 
-    def rested(self, works: Sequence[Work], seconds: float) -> None:
-        """Never does."""
+    def rested(self, requests: int, steps: int, seconds: float) -> None:
+        """It never did."""
 
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
         """As many tokens as the rule says. At length 0 what costs nothing is still compared."""

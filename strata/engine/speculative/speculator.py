@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from strata.core import Request
+from strata.engine.metrics import Phase
 from strata.engine.scheduler import Work
 from strata.engine.speculative.costs import ByCosts
 from strata.engine.speculative.draft_length import LengthOptions
@@ -29,12 +31,12 @@ class LengthPolicy(Protocol):
         """Name of what the latest drafts of `propose` are from."""
         ...
 
-    def rests(self, running: int) -> bool:
-        """Whether the next step, of so many requests, is not asked about."""
+    def rests(self, running: Sequence[Request]) -> int:
+        """How many steps are not to be asked about, from the next one on; 0: it is."""
         ...
 
-    def rested(self, works: Sequence[Work], seconds: float) -> None:
-        """A step that only decoded was not; its time."""
+    def rested(self, requests: int, steps: int, seconds: float) -> None:
+        """So many steps of so many requests were not. seconds: from the first one's beginning until now."""
         ...
 
     def propose(self, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
@@ -59,9 +61,19 @@ class LengthPolicy(Protocol):
         ...
 
 
+class _Rest:
+    """Steps that nothing is asked about: when they began, and what had been decoded then."""
+
+    __slots__ = ("begin", "decoded", "requests", "seconds", "tokens")
+
+    def __init__(self, requests: int, decoded: Phase, begin: float) -> None:
+        self.requests, self.decoded, self.begin = requests, decoded, begin
+        self.tokens, self.seconds = decoded.tokens, decoded.seconds
+
+
 class Speculator:
-    """Belongs to the engine's thread, which calls `rests`, `propose` unless it does, `verified` for each
-    request, then `measured`.
+    """Belongs to the engine's thread, which calls `rests` and, unless it does, `propose`, `verified` for each
+    request, then `measured`. asked: whether it did not, in this step.
 
     lengths: the rule by recent acceptance, or a fixed length. estimate: what steps cost before they were
     measured; None: costs do not count, every draft is as long as the rule says. promise: over what a request
@@ -79,7 +91,8 @@ class Speculator:
         spare: Proposer | None = None,
     ) -> None:
         self.proposer = proposer
-        self.figures = SpeculationFigures()
+        self.asked = False
+        self._figures = SpeculationFigures()
         self._proposers = [proposer] if spare is None else [proposer, spare]
         self._followers = [each for each in self._proposers if each.follows]
         self._policy: LengthPolicy = (
@@ -89,13 +102,30 @@ class Speculator:
         )
         self._clock = clock
         self._begin = self._proposed_at = self._verifying = self._learning = 0.0
-        self._resting = False
+        self._rest = 0
+        self._resting: _Rest | None = None
 
-    def rests(self, running: int) -> bool:
-        """Whether the step that begins, of so many requests, goes without: asking takes time, too."""
+    @property
+    def figures(self) -> SpeculationFigures:
+        """What was done so far."""
+        self._account_rest()
+        return self._figures
+
+    def rests(self, running: Sequence[Request], decoded: Phase) -> bool:
+        """Whether the step that begins, of these requests, goes without: asking takes time, too.
+
+        decoded: what the engine's steps have decoded, which it goes on counting.
+        """
+        if self._rest:
+            self._rest -= 1
+            return True
+        self._account_rest()
         self._begin = self._clock()
-        self._resting = self._policy.rests(running)
-        return self._resting
+        rest = 0 if self._followers else self._policy.rests(running)
+        self.asked = not rest
+        if rest:
+            self._rest, self._resting = rest - 1, _Rest(len(running), decoded, self._begin)
+        return not self.asked
 
     def propose(self, asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
         """The drafts of a step. asks: all that decode in it, with the tokens that could be verified."""
@@ -105,7 +135,7 @@ class Speculator:
 
     def verified(self, work: Work, accepted: int) -> None:
         """A request's forward brought the first `accepted` tokens of its draft, and one more."""
-        if self._resting or work.is_prefill:  # of the prompt's last tokens nothing could have been proposed
+        if work.is_prefill:  # the prompt's last tokens: nothing could have been proposed
             return
         begin = self._clock()
         tokens, behind = work.request.tokens, work.start + 1 + accepted
@@ -113,22 +143,16 @@ class Speculator:
         proposed = work.draft[accepted] if accepted < len(work.draft) else None
         rejected = proposed is not None and sampled != proposed
         hits = accepted + (proposed is not None and not rejected)
-        self.figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
+        self._figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
         self._policy.verified(work, hits, rejected)
         self._verifying += self._clock() - begin
 
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """The step is over. kept: rows of each work that were no rejected draft."""
         end = self._clock()
-        decoding = sum([not work.is_prefill for work in works])
-        if self._resting:
-            self.figures.rest(decoding, end - self._begin if decoding == len(works) else 0.0)
-            if decoding == len(works):
-                self._policy.rested(works, end - self._begin)
-        else:
-            if decoding == len(works):
-                self._account(works, kept, end - self._proposed_at - self._verifying)
-            self._verifying, self._learning = 0.0, self._clock() - end
+        if not any(work.is_prefill for work in works):
+            self._account(works, kept, end - self._proposed_at - self._verifying)
+        self._verifying, self._learning = 0.0, self._clock() - end
         if self._followers:
             self._follow(works, kept)
 
@@ -145,13 +169,24 @@ class Speculator:
         for proposer in self._proposers:
             proposer.check_integrity(running)
 
+    def _account_rest(self) -> None:
+        """Of the steps that went without since they were last accounted for."""
+        rest = self._resting
+        if rest is None:
+            return
+        now, forwards = self._clock(), rest.decoded.tokens - rest.tokens
+        self._resting = _Rest(rest.requests, rest.decoded, now) if self._rest else None
+        if forwards:
+            self._figures.rest(forwards, rest.decoded.seconds - rest.seconds)
+            self._policy.rested(rest.requests, forwards // rest.requests, now - rest.begin)
+
     def _account(self, works: Sequence[Work], kept: Sequence[int], seconds: float) -> None:
         """A step that only decoded. What was learnt from the last one is charged to it."""
         asking = self._proposed_at - self._begin + self._verifying + self._learning
-        self.figures.verify_seconds += seconds
-        self.figures.draft_seconds += asking
+        self._figures.verify_seconds += seconds
+        self._figures.draft_seconds += asking
         if any(work.draft for work in works):
-            self.figures.drafted_seconds += seconds
+            self._figures.drafted_seconds += seconds
         self._policy.measured(works, kept, seconds, asking)
 
     def _follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
@@ -160,4 +195,4 @@ class Speculator:
             proposer.follow(works, kept)
         took = self._clock() - begin
         self._policy.charge(took)
-        self.figures.draft_seconds += took
+        self._figures.draft_seconds += took

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from strata.core import Request, SamplingParams
+from strata.engine.metrics import Phase
 from strata.engine.sampler import Sampler
 from strata.engine.scheduler import Work
 from strata.engine.speculative.confidence import band
@@ -150,18 +151,20 @@ def decode(
     running = [Request(f"{i}", [0] * prompt, sampling) for i in range(requests)]
     for request in running:
         request.tokens.append(0)  # the prompt's step sampled it
-    done = []
+    done, decoded = list[Step](), Phase()
     for _ in range(steps):
         begin = drafts.now
         proposed: dict[str, tuple[int, ...]] = {}
-        if not speculator.rests(len(running)):
+        if not speculator.rests(running, decoded):
             drafts.now += thinking
             proposed = speculator.propose([Ask(request, 16, sampler) for request in running])
         works = [_work(request, proposed.get(request.request_id, ())) for request in running]
         rows = sum(work.count for work in works)
         drafts.now += cost(rows)
         kept = [_verify(work, speculator) for work in works]
-        speculator.measured(works, kept)
+        decoded.add(sum(kept), drafts.now - begin, 0.0)
+        if speculator.asked:
+            speculator.measured(works, kept)
         tokens = {work.request.request_id: count for work, count in zip(works, kept, strict=True)}
         done.append(Step(begin, drafts.now, tokens, rows))
     for request in running:
@@ -177,7 +180,8 @@ def _work(request: Request, draft: tuple[int, ...]) -> Work:
 def _verify(work: Work, speculator: Speculator) -> int:
     accepted = next((i for i, token in enumerate(work.draft) if token), len(work.draft))
     work.request.tokens += [0] * (accepted + 1)
-    speculator.verified(work, accepted)
+    if speculator.asked:
+        speculator.verified(work, accepted)
     return accepted + 1
 
 
