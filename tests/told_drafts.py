@@ -26,7 +26,7 @@ class Told:
         right = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(self.vocab) if self.random.random() < self.lies else t for t in right]
 
-    def agreed(self, request: Request) -> int | None:
+    def glance(self, request: Request) -> int:
         """Nothing is known beforehand."""
         return 0
 

@@ -30,10 +30,12 @@ class Counts:
     tested: float = 0.0
     accepted: float = 0.0
 
-    def add(self, hit: bool, memory: float) -> None:
-        """Take in one tested token."""
-        self.tested = self.tested * memory + 1
-        self.accepted = self.accepted * memory + hit
+    def add(self, hit: bool, memory: float, times: int = 1) -> None:
+        """Take in a tested token, or some in a row that were all accepted or all not."""
+        kept = memory**times
+        gained = (1 - kept) / (1 - memory)
+        self.tested = self.tested * kept + gained
+        self.accepted = self.accepted * kept + (gained if hit else 0.0)
 
 
 Key = tuple[int, int]
@@ -79,16 +81,27 @@ class Acceptance:
 
     def add(self, trusts: Sequence[int], accepted: int, rejected: bool) -> None:
         """Learn from one verification: a run of accepted tokens, then perhaps a rejected one."""
-        inside = self.misses
-        for place, trust in enumerate(trusts[: accepted + rejected]):
-            key = trust, inside
-            self.own.setdefault(key, Counts()).add(place < accepted, MEMORY)
-            self.shared.setdefault(key, Counts()).add(place < accepted, SHARED_MEMORY)
-            inside = _INSIDE
+        tested = trusts[: accepted + rejected]
+        if not tested:
+            return
+        self._add((tested[0], self.misses), accepted > 0)
+        place = 1
+        while place < accepted:  # stretches of one trust at once: drafts of 16 tokens have five
+            end = place + 1
+            while end < accepted and tested[end] == tested[place]:
+                end += 1
+            self._add((tested[place], _INSIDE), True, end - place)
+            place = end
+        if rejected and accepted:
+            self._add((tested[accepted], _INSIDE), False)
         if accepted:
             self.misses = 0
         elif rejected:
             self.misses = min(self.misses + 1, MOST_MISSES)
+
+    def _add(self, key: Key, hit: bool, times: int = 1) -> None:
+        self.own.setdefault(key, Counts()).add(hit, MEMORY, times)
+        self.shared.setdefault(key, Counts()).add(hit, SHARED_MEMORY, times)
 
     def _rate(self, key: Key, guess: float, weight: float = 1.0) -> float:
         own, shared = self.own.get(key, UNTESTED), self.shared.get(key, UNTESTED)

@@ -8,12 +8,9 @@ from strata.engine.speculative.step_times import KEPT
 
 SHARE = 0.01
 """Of the time of plain decoding, for asking that comes to nothing. Where a step takes 5 ms it does not get
-there. The demo's takes 0.3 ms, and asking 0.1 ms: what it reads of Python is in no near cache any more."""
-WATCHED_EVERY = 6
-"""Where it does: steps in a row without even a glance at the text."""
-AGREED = 4
-"""Tokens in a row that went on as they did before, as a glance shows: a reason to ask. Where nothing came of
-it, twice as many are."""
+there. The demo's takes 0.25 ms, and asking 0.1: what it reads of Python is in no near cache any more."""
+WATCHED_EVERY, CLOSELY = 6, 3
+"""Where it does: steps in a row without even a glance at the text, and as long as the text agrees."""
 POOR = 8
 """Steps without asking when it could not be afforded, or not even the shortest draft."""
 
@@ -21,14 +18,18 @@ POOR = 8
 class Asking:
     """Measures what asking takes, in Python, of the engine's thread; a draft model's work is not in it.
 
-    seconds, took: that it takes, in seconds and in plain steps.
+    seconds, took: that it takes, in seconds and in plain steps. unpaid: seconds of first times, which take
+    longer than any other and are charged when it is known what those take. wanted: how far a proposal must be
+    trusted, as a glance shows, to be a reason for asking.
     """
 
-    __slots__ = ("_drafted", "_due", "_plain", "_wanted", "seconds", "took")
+    __slots__ = ("_drafted", "_due", "_least", "_plain", "seconds", "took", "unpaid", "wanted")
 
-    def __init__(self) -> None:
-        self.seconds = self.took = 0.0
-        self._due, self._wanted = 0, AGREED
+    def __init__(self, least: int) -> None:
+        """least: that is wanted at first."""
+        self.seconds = self.took = self.unpaid = 0.0
+        self._due, self._least = 0, least
+        self.wanted = least
         self._plain: deque[float] = deque(maxlen=KEPT)
         self._drafted: deque[float] = deque(maxlen=KEPT)
 
@@ -37,27 +38,34 @@ class Asking:
         """Whether there must be a reason."""
         return self.took > SHARE
 
-    def measured(self, seconds: float, drafted: bool) -> None:
-        """Of a step. Like steps' times, the fastest quarter of the latest says what it takes."""
+    def measured(self, seconds: float, drafted: bool) -> float:
+        """Of a step; what of it is to be charged now. Like of steps' times, the fastest quarter counts."""
         times = self._drafted if drafted else self._plain
         times.append(seconds)
+        if len(times) == 1:
+            self.unpaid += seconds
+            return 0.0
         self.seconds = sorted(times)[len(times) // 4]
+        if len(times) > 2:
+            return self.seconds
+        self.unpaid = max(0.0, self.unpaid - times[0])
+        return 2 * self.seconds
 
-    def asked(self, took: float, idle: bool) -> None:
-        """It took so many plain steps. idle: nothing came of it, neither a draft nor that one can be made."""
-        self.took = took
-        self._due = int(took / SHARE) if idle else 0
-        if not idle:
-            self._wanted = AGREED
+    def asked(self, plain: float, idle: bool) -> None:
+        """Of a step; plain ones take so many seconds. idle: nothing came of it, nor is there more to come."""
+        self.took = self.seconds / plain
+        self._due = int(self.took / SHARE) if idle else 0
+        self.wanted = self.wanted + 1 if idle else self._least
 
-    def rest(self, agreed: int | None) -> int:
-        """Steps to go without, after so many tokens in a row that agreed; None: nothing to propose."""
-        if agreed is not None and agreed >= self._wanted:
-            self._wanted = 2 * agreed
-            return 0
-        if agreed is None or agreed < AGREED:
-            self._wanted = AGREED
-        if agreed is not None and self._due <= 0:
+    def rest(self, trust: int) -> int:
+        """Steps to go without, after a glance that is no reason to ask."""
+        if trust < self._least:
+            self.wanted = self._least
+        return CLOSELY if trust else WATCHED_EVERY
+
+    def until_due(self) -> int:
+        """Steps to go without where only asking says whether there is a reason."""
+        if self._due <= 0:
             return 0
         self._due -= WATCHED_EVERY
         return WATCHED_EVERY

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.acceptance import Acceptance, Counts, Key
 from strata.engine.speculative.asking import POOR, Asking
-from strata.engine.speculative.choice import Choice, choose
+from strata.engine.speculative.choice import Choice, choose, stake
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.drafting import Drafting, DraftState
-from strata.engine.speculative.ledger import Ledger, Promise
+from strata.engine.speculative.ledger import BUDGET, Ledger, Promise
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
-from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
+from strata.engine.speculative.step_times import LEAST_GAIN, Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
+TRUSTED = 3
+"""At least four tokens matched: a reason to look whether drafts pay, where looking is dear (`ngram`)."""
 DOUBT_AFTER = 128
 """Steps without any draft after which times that were measured once or twice are measured anew."""
 
@@ -64,7 +66,7 @@ class ByCosts:
         self._table: StepTable | None = None
         self._by_draft = False
         self._since_plain = self._since_draft = 0
-        self._asking = Asking()
+        self._asking = Asking(TRUSTED)
         self._unpaid = self._shortest = 0.0
         self._doubt_at = DOUBT_AFTER
 
@@ -90,15 +92,26 @@ class ByCosts:
             return 0
         if not self._times.known(len(running)):
             return 1
-        least = asking.took + (self._shortest if asking.dear else 0.0)
-        for state in self._states.values():
-            if state.ledger.left < least:
-                return POOR
+        table = self._times.latest(len(running))
+        if self._left(self._states.values(), table) < (self._shortest if asking.dear else 0.0):
+            return POOR
         if not asking.dear:
             return 0
-        agreed = [] if free is None else [free.agreed(request) for request in running]
-        most = max((each for each in agreed if each is not None), default=None)
-        return asking.rest(0 if most is None and self._draft is not None else most)
+        trusts = [0] if free is None else [free.glance(request) for request in running]
+        if any(self._promises(*pair, table) for pair in zip(running, trusts, strict=False)):
+            return 0
+        return asking.rest(max(trusts)) if self._draft is None else asking.until_due()
+
+    def _promises(self, request: Request, trust: int, table: StepTable) -> bool:
+        """Whether a proposal of this trust is worth asking about. That those before were right is known."""
+        if trust < self._asking.wanted:
+            return False
+        state, requests = self._state(request), table.requests
+        state.free.misses = 0
+        first, taken = state.free.first(trust), table.expected(requests + 1)
+        coming = min(self._most, first / max(1e-9, 1 - first))
+        prudent = 1 + stake(self._left([state], table), first, taken - 1)
+        return taken <= prudent and requests + coming > LEAST_GAIN * requests * taken
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
         """So many plain steps of so many requests went without, in so many seconds."""
@@ -169,11 +182,11 @@ class ByCosts:
         busy = owed = 0.0
         if self._draft is not None:
             busy, owed = self._draft.costs.busy, self._draft.costs.settle()
-        self._asking.measured(max(0.0, asking - busy), rows > requests)
+        asked = self._asking.measured(max(0.0, asking - busy), rows > requests)
         if not table.known:
-            self._unpaid += owed + self._asking.seconds
+            self._unpaid += owed + asked
             return
-        asked = self._asking.seconds / table.plain
+        asked /= table.plain
         self._unpaid, owed = 0.0, (self._unpaid + owed) / table.plain
         took = owed + (table.worst(rows) if rows > requests else 1.0)
         if self._draft is not None and (self._by_draft or owed):
@@ -181,7 +194,7 @@ class ByCosts:
         self._enter(works, took + asked, kept if rows > requests else [1] * requests)
         self._shortest = table.worst(requests + 1) - 1
         reads = self._draft is not None and self._draft.costs.reads  # for a draft in the next step
-        self._asking.asked(asked, idle=rows == requests and not reads)
+        self._asking.asked(table.plain, idle=rows == requests and not reads)
 
     def _enter(self, works: Sequence[Work], took: float, kept: Sequence[int]) -> None:
         for work, tokens in zip(works, kept, strict=True):
@@ -189,11 +202,10 @@ class ByCosts:
             if state is not None:
                 state.ledger.add(took, tokens)
 
-    def _left(self, states: Sequence[_State], table: StepTable) -> float:
+    def _left(self, states: Iterable[_State], table: StepTable) -> float:
         """Plain steps that a step may lose beside asking: what the poorest request may."""
-        return (
-            min(state.ledger.left for state in states) - (self._unpaid + self._asking.seconds) / table.plain
-        )
+        unsettled = self._unpaid + self._asking.unpaid + self._asking.seconds
+        return min((state.ledger.left for state in states), default=BUDGET) - unsettled / table.plain
 
     def _state(self, request: Request) -> _State:
         state = self._states.get(request.request_id)

@@ -129,7 +129,7 @@ class DraftModel:
             self._run([text.work(min(stop, text.own.computed + self._chunk))])
         self.pages.publish(text.own)
 
-    def agreed(self, request: Request) -> int | None:
+    def glance(self, request: Request) -> int:
         """Nothing is seen without computing."""
         return 0
 

@@ -143,7 +143,7 @@ class MtpProposer:
         text = self._texts[request.request_id]
         self._read([text], text.unread - count)
 
-    def agreed(self, request: Request) -> int | None:
+    def glance(self, request: Request) -> int:
         """Nothing is seen without computing."""
         return 0
 

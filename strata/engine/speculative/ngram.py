@@ -38,10 +38,10 @@ class NgramProposer:
     def read(self, request: Request, count: int) -> None:
         """Nothing."""
 
-    def agreed(self, request: Request) -> int | None:
-        """Tokens that followed as they did at the place where the text last read like this."""
-        text = self._text(request)
-        return text.agreed(request.tokens)
+    def glance(self, request: Request) -> int:
+        """By the one place where the text last read like this, and how long it has followed that."""
+        matched = self._text(request).matched(request.tokens)
+        return _TRUSTS[min(matched, LONGEST)] if matched else 0
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
         """Nothing."""
@@ -79,7 +79,7 @@ class _Text:
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         self._earlier: list[int] = [0]  # by the index behind a pair: the one of the same pair before, or 0
-        self._compared = self._place = self._agreed = 0
+        self._compared = self._place = self._followed = 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the tokens that are new. Known ones never change: they are the request's, no draft's."""
@@ -91,18 +91,18 @@ class _Text:
             self._earlier.append(self._latest.get(pair, 0))
             self._latest[pair] = end
 
-    def agreed(self, tokens: Sequence[int]) -> int | None:
-        """How many of the last tokens followed as at an earlier place; None: the last two are new."""
+    def matched(self, tokens: Sequence[int]) -> int:
+        """Of the last tokens, those that are as at the place that the text follows; 0: no two are."""
         self.read(tokens)
-        place, found, earlier = self._place, self._agreed, self._earlier
+        place, followed, earlier = self._place, self._followed, self._earlier
         for end in range(self._compared, len(tokens)):
             if place and tokens[place] == tokens[end]:
                 place += 1
-                found += 1
+                followed += 1
             else:
-                place, found = earlier[end + 1], 0
-        self._compared, self._place, self._agreed = len(tokens), place, found
-        return found if place else None
+                place, followed = earlier[end + 1], 0
+        self._compared, self._place, self._followed = len(tokens), place, followed
+        return 2 + followed if place else 0
 
     def longest_match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The index behind the earlier place that reads most like the end, and how many tokens agree.

@@ -62,9 +62,8 @@ class Proposer(Protocol):
         """Read so many of them."""
         ...
 
-    def agreed(self, request: Request) -> int | None:
-        """So many of the latest tokens in a row it would have guessed, as far as a glance shows; None: it has
-        nothing to propose now."""
+    def glance(self, request: Request) -> int:
+        """The trust of its next token, as far as that costs nothing to say; 0: none is known of."""
         ...
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:

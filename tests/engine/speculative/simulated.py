@@ -83,7 +83,7 @@ class Drafts:
         self.now += self.reading * count
         self.known[request.request_id] = self.known.get(request.request_id, 0) + count
 
-    def agreed(self, request: Request) -> int | None:
+    def glance(self, request: Request) -> int:
         return 0
 
     def follow(self, works: Sequence[Work], kept: Sequence[int]) -> None: ...
@@ -117,10 +117,13 @@ class Matches(Drafts):
         ]
 
     def _trusts(self, ask: Ask) -> tuple[int, ...]:
-        run = self.agreed(ask.request)
+        run = self._run(ask.request)
         return tuple(min(run + place, 16).bit_length() for place in range(ask.count))
 
-    def agreed(self, request: Request) -> int:
+    def glance(self, request: Request) -> int:
+        return self._run(request).bit_length()
+
+    def _run(self, request: Request) -> int:
         name, position = request.request_id, len(request.tokens)
         return next(run for run in range(17) if run == 16 or not self.right(name, position - 1 - run))
 

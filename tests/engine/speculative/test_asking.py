@@ -12,7 +12,7 @@ from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, runs, slo
 from strata.core import Request
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ledger import WINDOW_FLOOR
-from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.ngram import LONGEST, NgramProposer
 from strata.engine.speculative.proposer import Ask, Proposal
 
 THINKING = 0.2
@@ -20,18 +20,18 @@ THINKING = 0.2
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.data())
-def test_a_glance_knows_what_agreed(tokens: list[int], data: st.DataObject) -> None:
+def test_a_glance_knows_how_much_matches(tokens: list[int], data: st.DataObject) -> None:
     """However seldom it is taken: by a slow walk along the text."""
     proposer, request = NgramProposer(), Request("a", tokens[:1], ENDLESS)
     for token in tokens[1:]:
         request.tokens.append(token)
         if data.draw(st.booleans()):
-            assert proposer.agreed(request) == walked(request.tokens)
-    assert proposer.agreed(request) == walked(request.tokens)
+            assert proposer.glance(request) == min(walked(request.tokens), LONGEST).bit_length()
+    assert proposer.glance(request) == min(walked(request.tokens), LONGEST).bit_length()
 
 
-def walked(tokens: list[int]) -> int | None:
-    """See `NgramProposer.agreed`."""
+def walked(tokens: list[int]) -> int:
+    """See `ngram._Text.matched`."""
     place, found = None, 0
     for end in range(1, len(tokens)):
         if place is not None and tokens[place] == tokens[end]:
@@ -39,7 +39,7 @@ def walked(tokens: list[int]) -> int | None:
         else:
             pair, found = tokens[end - 1 : end + 1], 0
             place = next((at for at in range(end, 1, -1) if tokens[at - 2 : at] == pair), None)
-    return None if place is None else found
+    return 0 if place is None else 2 + found
 
 
 def test_what_has_nothing_to_propose_is_not_asked() -> None:
@@ -54,8 +54,8 @@ class Silent(Matches):
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [Proposal()] * len(asks)
 
-    def agreed(self, request: Request) -> int | None:
-        return None
+    def glance(self, request: Request) -> int:
+        return 0
 
 
 @pytest.mark.parametrize("model", ["demo", "SmolLM2"])

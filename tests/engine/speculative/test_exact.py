@@ -40,7 +40,7 @@ class Oracle:
         told = self.answers[ask.request.request_id][done : done + ask.count]
         return [self.random.randrange(VOCAB) if self.random.random() < self.lies else t for t in told]
 
-    def agreed(self, request: Request) -> int | None:
+    def glance(self, request: Request) -> int:
         """Nothing is known beforehand."""
         return 0
 
