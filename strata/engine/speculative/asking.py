@@ -9,8 +9,8 @@ from strata.engine.speculative.step_times import KEPT
 SHARE = 0.01
 """Of the time of plain decoding, for asking that comes to nothing. Where a step takes 5 ms it does not get
 there. The demo's takes 0.25 ms, and asking 0.1: what it reads of Python is in no near cache any more."""
-WATCHED_EVERY, CLOSELY = 6, 3
-"""Where it does: steps in a row without even a glance at the text, and as long as the text agrees."""
+WATCHED_EVERY, CLOSELY = 8, 3
+"""Where it does: steps in a row without even a glance at the text, and while that agrees."""
 POOR = 8
 """Steps without asking when it could not be afforded, or not even the shortest draft."""
 
@@ -61,7 +61,8 @@ class Asking:
         """Steps to go without, after a glance that is no reason to ask."""
         if trust < self._least:
             self.wanted = self._least
-        return CLOSELY if trust else WATCHED_EVERY
+            return WATCHED_EVERY
+        return CLOSELY
 
     def until_due(self) -> int:
         """Steps to go without where only asking says whether there is a reason."""

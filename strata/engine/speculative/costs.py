@@ -87,30 +87,34 @@ class ByCosts:
 
     def rests(self, running: Sequence[Request]) -> int:
         """Steps without asking: it would take more time than it may, or nobody has anything to propose."""
-        asking, free = self._asking, self._free
         if not running:
             return 0
         if not self._times.known(len(running)):
             return 1
         table = self._times.latest(len(running))
-        if self._left(self._states.values(), table) < (self._shortest if asking.dear else 0.0):
-            return POOR
-        if not asking.dear:
-            return 0
+        if self._asking.dear:
+            return self._rests_long(running, table)
+        return POOR if self._left(self._states.values(), table) < 0 else 0
+
+    def _rests_long(self, running: Sequence[Request], table: StepTable) -> int:
+        """Unless a glance gives a reason to ask."""
+        asking, free = self._asking, self._free
         trusts = [0] if free is None else [free.glance(request) for request in running]
-        if any(self._promises(*pair, table) for pair in zip(running, trusts, strict=False)):
-            return 0
-        return asking.rest(max(trusts)) if self._draft is None else asking.until_due()
+        if max(trusts) >= asking.wanted:
+            for request, trust in zip(running, trusts, strict=True):
+                if trust >= asking.wanted and self._promises(request, trust, table):
+                    return 0
+        if self._draft is None:
+            return asking.rest(max(trusts))
+        return POOR if self._left(self._states.values(), table) < self._shortest else asking.until_due()
 
     def _promises(self, request: Request, trust: int, table: StepTable) -> bool:
         """Whether a proposal of this trust is worth asking about. That those before were right is known."""
-        if trust < self._asking.wanted:
-            return False
         state, requests = self._state(request), table.requests
         state.free.misses = 0
         first, taken = state.free.first(trust), table.expected(requests + 1)
         coming = min(self._most, first / max(1e-9, 1 - first))
-        prudent = 1 + stake(self._left([state], table), first, taken - 1)
+        prudent = 1 + stake(self._left(self._states.values(), table), first, taken - 1)
         return taken <= prudent and requests + coming > LEAST_GAIN * requests * taken
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
