@@ -89,7 +89,7 @@ class SpeculativeBenchmark:
         device = device_run(config, self.machine)
         self.plan, self.alone = _plan(path, config, self.machine, tokens, device is not None)
         tokenizer = _tokenizer(path)
-        self._engine = engine = load_engine(
+        self.engine = engine = load_engine(
             path,
             _for_one(self.plan),
             backend=config.backend.name,
