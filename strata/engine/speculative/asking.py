@@ -6,9 +6,12 @@ from collections import deque
 
 from strata.engine.speculative.step_times import KEPT
 
-SHARE = 0.01
-"""Of the time of plain decoding, for asking that comes to nothing. Where a step takes 5 ms it does not get
-there. The demo's takes 0.25 ms, and asking 0.1: what it reads of Python is in no near cache any more."""
+SHARE, IDLE, LONGEST = 0.01, 0.5, 8
+"""Of the time of plain decoding, for asking that comes to nothing, once it has taken IDLE plain steps since a
+draft: then some steps in a row are passed over, LONGEST at most."""
+DEAR = 0.1
+"""Plain steps from which on there must be a reason to ask. It takes 0.02 of a step of 5 ms, and 0.3 to 0.6 of
+the demo's 0.25 ms: what it reads of Python is in no near cache any more."""
 WATCHED_EVERY, CLOSELY = 8, 3
 """Where it does: steps in a row without even a glance at the text, and while that agrees."""
 POOR = 8
@@ -23,12 +26,23 @@ class Asking:
     trusted, as a glance shows, to be a reason for asking.
     """
 
-    __slots__ = ("_drafted", "_due", "_least", "_plain", "seconds", "took", "unpaid", "wanted")
+    __slots__ = (
+        "_drafted",
+        "_due",
+        "_idle",
+        "_least",
+        "_pause",
+        "_plain",
+        "seconds",
+        "took",
+        "unpaid",
+        "wanted",
+    )
 
     def __init__(self, least: int) -> None:
         """least: that is wanted at first."""
         self.seconds = self.took = self.unpaid = 0.0
-        self._due, self._least = 0, least
+        self._due, self._least, self._pause, self._idle = 0, least, 0, 0.0
         self.wanted = least
         self._plain: deque[float] = deque(maxlen=KEPT)
         self._drafted: deque[float] = deque(maxlen=KEPT)
@@ -36,7 +50,7 @@ class Asking:
     @property
     def dear(self) -> bool:
         """Whether there must be a reason."""
-        return self.took > SHARE
+        return self.took > DEAR
 
     def measured(self, seconds: float, drafted: bool) -> float:
         """Of a step; what of it is to be charged now. Like of steps' times, the fastest quarter counts."""
@@ -55,6 +69,8 @@ class Asking:
         """Of a step; plain ones take so many seconds. idle: nothing came of it, nor is there more to come."""
         self.took = self.seconds / plain
         self._due = int(self.took / SHARE) if idle else 0
+        self._idle = self._idle + self.took if idle else 0.0
+        self._pause = min(LONGEST, self._due) if self._idle > IDLE else 0
         self.wanted = self.wanted + 1 if idle else self._least
 
     def rest(self, trust: int) -> int:
@@ -63,6 +79,11 @@ class Asking:
             self.wanted = self._least
             return WATCHED_EVERY
         return CLOSELY
+
+    def pause(self) -> int:
+        """Steps to go without where no reason is needed."""
+        found, self._pause = self._pause, 0
+        return found
 
     def until_due(self) -> int:
         """Steps to go without where only asking says whether there is a reason."""

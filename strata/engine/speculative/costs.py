@@ -94,7 +94,7 @@ class ByCosts:
         table = self._times.latest(len(running))
         if self._asking.dear:
             return self._rests_long(running, table)
-        return POOR if self._left(self._states.values(), table) < 0 else 0
+        return POOR if self._left(self._states.values(), table) < 0 else self._asking.pause()
 
     def _rests_long(self, running: Sequence[Request], table: StepTable) -> int:
         """Unless a glance gives a reason to ask."""

@@ -70,6 +70,17 @@ def test_texts_that_repeat_are_noticed_although_asking_is_dear(model: str) -> No
         assert slowest_window(steps, 1.0, "0") >= WINDOW_FLOOR
 
 
+@pytest.mark.parametrize("thinking", [0.02, 0.08])
+def test_what_asking_takes_costs_what_it_takes(thinking: float) -> None:
+    """Short runs gain from being asked about at every step; that costs no more than the asking itself."""
+    text, cost = runs(12, 8), measured_cost("SmolLM2")
+    found = [
+        speed(decode(Matches(lambda _, position: text[position]), cost, cost, 600, thinking=each)[0])
+        for each in (0.0, thinking)
+    ]
+    assert found[1] >= found[0] / (1 + 2 * thinking)
+
+
 def test_a_draft_that_has_read_proposes_at_once() -> None:
     """Before the text has gone on, and it would have to read again."""
     cost = measured_cost("random MoE")
