@@ -27,6 +27,18 @@ STRATA_INLINE const QuantUnit* forget(const QuantUnit* x) {
     return x;
 }
 
+// The next unit's values into the first cache: two blocks are too many places for the hardware to follow.
+template <int kCode, int B>
+STRATA_INLINE void ask_next(const Matrix& matrix, const uint8_t* block, int unit) {
+    constexpr int kUnit = Traits<kCode>::kUnit;
+    for (int b = 0; b < B; b++) {
+        const uint8_t* next = block + b * matrix.block_bytes + static_cast<size_t>(unit + 1) * kUnit;
+#pragma GCC unroll 16
+        for (int i = 0; i < kUnit; i += int{Ahead::kLine})
+            _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T0);
+    }
+}
+
 // As many rows as `Rows` has of B blocks, from row `row` on, times T tokens and one unit: added to acc. x:
 // the tokens' activations of this unit. passed: bytes to ask for per span.
 template <int kCode, class Rows, int B, int T>
@@ -55,9 +67,11 @@ STRATA_INLINE void add_unit(const Matrix& matrix, const uint8_t* block, const Qu
     }
 }
 
-// T tokens and B blocks from the packed values to the result: no decoded bytes rest anywhere.
+// Tokens [first, first + T) of a job and B blocks from the packed values to the result: no decoded bytes rest
+// anywhere.
 template <int kCode, int B, int T>
-STRATA_INLINE void few_tokens(const BlockJob& job, const uint8_t* block, float* out) {
+STRATA_INLINE void few_tokens(const BlockJob& job, int first, const uint8_t* block, Ahead* ahead,
+                              float* out) {
     using Rows = std::conditional_t<(T < kFewHalved), WholeBlock, FewRows>;
     constexpr int kParts = kRowBlock / Rows::kLanes;
     const Matrix matrix = *job.matrix;
@@ -67,45 +81,76 @@ STRATA_INLINE void few_tokens(const BlockJob& job, const uint8_t* block, float* 
     for (auto& part : acc)
         for (auto& tokens : part)
             for (auto& rows : tokens) rows = Rows::set_floats(0.0f);
-    const QuantUnit* x = static_cast<const QuantUnit*>(job.x);
-    for (int unit = 0; unit < matrix.units; unit++, x += job.stride)
+    const QuantUnit* x = static_cast<const QuantUnit*>(job.x) + first;
+    for (int unit = 0; unit < matrix.units; unit++, x += job.stride) {
+        if constexpr (B > 1) ask_next<kCode, B>(matrix, block, unit);
 #pragma GCC unroll 1
         for (int part = 0; part < kParts; part++)
-            add_unit<kCode, Rows, B, T>(matrix, block, forget(x), unit, part * Rows::kLanes, job.ahead,
-                                        passed, acc[part]);
-    for (int i = 0; i < B * T; i++) {
-        for (int part = 0; part < kParts; part++)
-            Rows::store_floats(out + i * kRowBlock + part * Rows::kLanes, acc[part][i / T][i % T]);
-        finish<kCode>(matrix, block + i / T * matrix.block_bytes, out + i * kRowBlock);
+            add_unit<kCode, Rows, B, T>(matrix, block, forget(x), unit, part * Rows::kLanes, ahead, passed,
+                                        acc[part]);
     }
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) {
+            float* at = out + (b * job.tokens + first + t) * kRowBlock;
+            for (int part = 0; part < kParts; part++)
+                Rows::store_floats(at + part * Rows::kLanes, acc[part][b][t]);
+            finish<kCode>(matrix, block + b * matrix.block_bytes, at);
+        }
 }
 
+// Tokens [first, first + T) of a job. Of two blocks that go together one may be left: it goes with all
+// tokens.
 template <int kCode, int T>
-static void few(const BlockJob& job) {
+static void few(const BlockJob& job, int first, Ahead* ahead) {
     constexpr int B = T < kFewShared ? 1 : kTileBlocks;
     const size_t bytes = job.matrix->block_bytes;
     int b = 0;
     for (; b + B <= job.blocks; b += B)
-        few_tokens<kCode, B, T>(job, job.block + b * bytes, job.out + b * T * kRowBlock);
+        few_tokens<kCode, B, T>(job, first, job.block + b * bytes, ahead,
+                                job.out + b * job.tokens * kRowBlock);
     if (b == job.blocks) return;
     BlockJob rest = job;
     rest.block += b * bytes;
     rest.blocks -= b;
-    rest.out += b * T * kRowBlock;
+    rest.out += b * job.tokens * kRowBlock;
     kTilesQ8[kCode](rest);
 }
 
+using FewFn = void (*)(const BlockJob& job, int first, Ahead* ahead);
+
 template <int kCode, int... T>
-STRATA_INLINE BlockFn few_of(int tokens, std::integer_sequence<int, T...>) {
-    static constexpr BlockFn kFns[] = {few<kCode, T + 1>...};
+STRATA_INLINE FewFn few_of(int tokens, std::integer_sequence<int, T...>) {
+    static constexpr FewFn kFns[] = {few<kCode, T + 1>...};
     return kFns[tokens - 1];
+}
+
+// Each block in sweeps of nearly equal size, of which the first one asks for what comes next.
+template <int kCode>
+STRATA_INLINE void sweeps(BlockJob job) {
+    const int count = (job.tokens + kFewSigned - 1) / kFewSigned;
+    for (int left = job.blocks; left > 0; left--) {
+        job.blocks = 1;
+        for (int i = 0, first = 0; i < count; i++) {
+            const int end = job.tokens * (i + 1) / count;
+            few_of<kCode>(end - first, std::make_integer_sequence<int, kFewSigned>())(
+                job, first, i == 0 ? job.ahead : nullptr);
+            first = end;
+        }
+        job.block += job.matrix->block_bytes;
+        job.out += job.tokens * kRowBlock;
+    }
 }
 
 template <int kCode>
 static void dot(const BlockJob& job) {
-    constexpr int kMost = Traits<kCode>::Kind::kSigned ? kFewSigned : kFew;
-    if (job.tokens > kMost) return kTilesQ8[kCode](job);
-    few_of<kCode>(job.tokens, std::make_integer_sequence<int, kMost>())(job);
+    constexpr bool kSigned = Traits<kCode>::Kind::kSigned;
+    constexpr int kMost = kSigned ? kFewSigned : kFew;
+    if (job.tokens <= kMost)
+        return few_of<kCode>(job.tokens, std::make_integer_sequence<int, kMost>())(job, 0, job.ahead);
+    if constexpr (kSigned)
+        sweeps<kCode>(job);
+    else
+        kTilesQ8[kCode](job);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct Floats {
 // Tokens of a tile and row blocks of a tile: 2 registers each for the running products, all ports busy.
 constexpr int kTile = 4;
 constexpr int kTileBlocks = 1;
-// Tokens up to which products read packed weights themselves, in one sweep; of int8 weights, which need not
-// be decoded, more.
+// Tokens of a sweep in which products read packed weights themselves. More tokens go in tiles, but signed
+// weights, of which nothing has to be decoded, in several such sweeps.
 constexpr int kFew = 8, kFewSigned = 12;
 // Tokens from which such a sweep takes kTileBlocks blocks at once.
 constexpr int kFewShared = 1;

@@ -15,8 +15,8 @@ struct Floats {
 // loads would take longer than the products. 24 sums, 2 chunks of weights and a broadcast are in registers.
 constexpr int kTile = 12;
 constexpr int kTileBlocks = 2;
-// Tokens up to which products read packed weights themselves, in one sweep.
-constexpr int kFew = 12, kFewSigned = 12;
+// Tokens of a sweep in which products read packed weights themselves. More tokens go in tiles.
+constexpr int kFew = 12, kFewSigned = kFew;
 // Tokens from which such a sweep takes kTileBlocks blocks at once.
 constexpr int kFewShared = 5;
 // Tokens of a tile with f32 activations.

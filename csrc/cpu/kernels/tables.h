@@ -5,7 +5,8 @@
 
 namespace strata::cpu::STRATA_ISA {
 
-// Jobs of more tokens than kFew or kFewSigned, and the last block of those with fewer.
+// Jobs of more tokens than kFew, and of fewer the block that is left where two go together; null for weights
+// that never come so.
 extern const BlockFn kTilesQ8[kFormatCount];
 extern const BlockFn kDotQ8[kFormatCount];
 extern const BlockFn kDotF32[kFormatCount];

@@ -87,9 +87,19 @@ static void tiles(const BlockJob& job) {
     for (; first < job.blocks; first++) blocks<kCode, 1>(job, first);
 }
 
+// Signed weights never go in tiles.
+template <int kCode>
+static constexpr BlockFn tiles_of() {
+    if constexpr (Traits<kCode>::Kind::kSigned)
+        return nullptr;
+    else
+        return tiles<kCode>;
+}
+
 }  // namespace
 
-const BlockFn kTilesQ8[kFormatCount] = {nullptr,  nullptr,  tiles<2>, tiles<3>, tiles<4>, tiles<5>,
-                                        tiles<6>, tiles<7>, tiles<8>, tiles<9>, tiles<10>};
+const BlockFn kTilesQ8[kFormatCount] = {nullptr,       nullptr,       tiles_of<2>(), tiles_of<3>(),
+                                        tiles_of<4>(), tiles_of<5>(), tiles_of<6>(), tiles_of<7>(),
+                                        tiles_of<8>(), tiles_of<9>(), tiles_of<10>()};
 
 }  // namespace strata::cpu::STRATA_ISA
