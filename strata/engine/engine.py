@@ -380,7 +380,7 @@ class Engine:
         read = step_bytes(self.decoder, self.kv, step.works)
         self.metrics.expert_uses.update(self.decoder.routes.used)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
-        if self.speculator is not None and self.speculator.asked:
+        if self.speculator is not None and (self.speculator.asked or not self._requests):
             try:
                 self.speculator.measured(step.works, step.kept)
             except Exception as error:  # the step's tokens are sampled: they must reach their requests

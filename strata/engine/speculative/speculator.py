@@ -73,7 +73,8 @@ class _Rest:
 
 class Speculator:
     """Belongs to the engine's thread, which calls `rests` and, unless it does, `propose`, `verified` for each
-    request, then `measured`. asked: whether it did not, in this step.
+    request, then `measured`. asked: whether it did not, in this step. figures: other threads may read
+    them; they lag behind by a few steps until all requests have ended.
 
     lengths: the rule by recent acceptance, or a fixed length. estimate: what steps cost before they were
     measured; None: costs do not count, every draft is as long as the rule says. promise: over what a request
@@ -92,7 +93,7 @@ class Speculator:
     ) -> None:
         self.proposer = proposer
         self.asked = False
-        self._figures = SpeculationFigures()
+        self.figures = SpeculationFigures()
         self._proposers = [proposer] if spare is None else [proposer, spare]
         self._followers = [each for each in self._proposers if each.follows]
         self._policy: LengthPolicy = (
@@ -104,12 +105,6 @@ class Speculator:
         self._begin = self._proposed_at = self._verifying = self._learning = 0.0
         self._rest = 0
         self._resting: _Rest | None = None
-
-    @property
-    def figures(self) -> SpeculationFigures:
-        """What was done so far."""
-        self._account_rest()
-        return self._figures
 
     def rests(self, running: Sequence[Request], decoded: Phase) -> bool:
         """Whether the step that begins, of these requests, goes without: asking takes time, too.
@@ -143,12 +138,17 @@ class Speculator:
         proposed = work.draft[accepted] if accepted < len(work.draft) else None
         rejected = proposed is not None and sampled != proposed
         hits = accepted + (proposed is not None and not rejected)
-        self._figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
+        self.figures.add(len(work.draft), hits, rejected, accepted + 1, self._policy.drafted_by)
         self._policy.verified(work, hits, rejected)
         self._verifying += self._clock() - begin
 
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
-        """The step is over. kept: rows of each work that were no rejected draft."""
+        """The step is over, and nobody is left or it was asked about. kept: rows of each work that were no
+        rejected draft."""
+        if not self.asked:
+            self._rest = 0
+            self._account_rest()
+            return
         end = self._clock()
         if not any(work.is_prefill for work in works):
             self._account(works, kept, end - self._proposed_at - self._verifying)
@@ -175,18 +175,18 @@ class Speculator:
         if rest is None:
             return
         now, forwards = self._clock(), rest.decoded.tokens - rest.tokens
-        self._resting = _Rest(rest.requests, rest.decoded, now) if self._rest else None
+        self._resting = None
         if forwards:
-            self._figures.rest(forwards, rest.decoded.seconds - rest.seconds)
+            self.figures.rest(forwards, rest.decoded.seconds - rest.seconds)
             self._policy.rested(rest.requests, forwards // rest.requests, now - rest.begin)
 
     def _account(self, works: Sequence[Work], kept: Sequence[int], seconds: float) -> None:
         """A step that only decoded. What was learnt from the last one is charged to it."""
         asking = self._proposed_at - self._begin + self._verifying + self._learning
-        self._figures.verify_seconds += seconds
-        self._figures.draft_seconds += asking
+        self.figures.verify_seconds += seconds
+        self.figures.draft_seconds += asking
         if any(work.draft for work in works):
-            self._figures.drafted_seconds += seconds
+            self.figures.drafted_seconds += seconds
         self._policy.measured(works, kept, seconds, asking)
 
     def _follow(self, works: Sequence[Work], kept: Sequence[int]) -> None:
@@ -195,4 +195,4 @@ class Speculator:
             proposer.follow(works, kept)
         took = self._clock() - begin
         self._policy.charge(took)
-        self._figures.draft_seconds += took
+        self.figures.draft_seconds += took

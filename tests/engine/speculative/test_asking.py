@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 
 import pytest
+from engines import make_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, runs, slowest_window, speed
@@ -14,6 +17,8 @@ from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ledger import WINDOW_FLOOR
 from strata.engine.speculative.ngram import LONGEST, NgramProposer
 from strata.engine.speculative.proposer import Ask, Proposal
+from strata.engine.speculative.speculator import Speculator
+from strata.model.decoder import Decoder
 
 THINKING = 0.2
 """Plain steps that asking takes: about what it does for a model whose step takes 0.35 ms."""
@@ -86,3 +91,22 @@ def test_a_draft_that_has_read_proposes_at_once() -> None:
     cost = measured_cost("random MoE")
     steps, _ = decode(Drafts(lambda *_: True, 0.05), cost, cost, 200, prompt=40, thinking=THINKING)
     assert speed(steps) > 3.0
+
+
+def test_steps_that_rest_are_counted(cpu_decoders: dict[str, Decoder]) -> None:
+    """All forwards and tokens when the last request has ended, however it ended; no time between requests."""
+    engine = make_engine(cpu_decoders["moe"])
+    now = count(0.0, 0.001)  # each look at the clock is a millisecond: asking takes more than a step
+    speculator = Speculator(
+        NgramProposer(), LengthOptions(), lambda rows, **_: float(rows), lambda: next(now)
+    )
+    engine.speculator = speculator
+    decoded = engine.metrics.total.decode
+    for name, tokens in (("a", 40), ("b", 23), ("c", 61)):
+        for _ in engine.generate(Request(name, [3, 4, 5], replace(ENDLESS, max_tokens=tokens))):
+            pass
+        assert sum(speculator.figures.lengths) == speculator.figures.forwards
+        assert speculator.figures.tokens == decoded.tokens
+        assert speculator.figures.verify_seconds < 10
+    assert speculator.figures.forwards > speculator.figures.drafted
+    engine.check_integrity()
