@@ -21,6 +21,9 @@ ASKED_EVERY = 4
 """Steps between two looks at whether a proposer pays that did not: only tests change what is known."""
 PLACES = tuple((place + 1).bit_length() for place in range(MOST_DRAFTED))
 """Before it is asked, a draft model's tokens are thought to be accepted by their place: by powers of two."""
+NEXT_TEXT = 16
+"""Steps of a new request after which a draft model that was wrong in the last one's text is tried, at the
+latest: it may guess this one well. One that can never pay waits on."""
 MOST_WON = 256.0
 """Plain steps: what a draft model won by earlier requests that it may stake on reading the next one."""
 
@@ -55,8 +58,11 @@ class Drafting:
 
     def state(self) -> DraftState:
         """Of a request that begins."""
+        after = self._retry_after
+        if after < LAST:
+            after = min(after, NEXT_TEXT)
         return DraftState(
-            Acceptance(self._expected), Acceptance(self._seen, guesses=GUESSES), Retry(1, self._retry_after)
+            Acceptance(self._expected), Acceptance(self._seen, guesses=GUESSES), Retry(1, after)
         )
 
     def win(self, steps: float) -> None:

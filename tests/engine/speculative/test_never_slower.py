@@ -165,6 +165,19 @@ def test_drafts_that_become_right_are_found(drafting: float, thinking: float) ->
     assert speed(steps[-500:]) > 2.5
 
 
+def test_the_next_request_begins_anew() -> None:
+    """Wrong for two whole texts, right in the next one, where it is tried after some steps."""
+    answers, speculator, found = [False], None, list[float]()
+    drafts = Drafts(lambda *_: answers[-1], 0.1)
+    for right in (False, False, True):
+        answers.append(right)
+        steps, speculator = decode(
+            drafts, measured_cost("demo"), lambda rows: 1 + 0.1 * rows, 300, speculator=speculator
+        )
+        found.append(speed(steps[:60]))
+    assert min(found) >= 0.97 and found[2] > 1.5
+
+
 @given(st.lists(st.tuples(st.floats(1, 4), st.integers(1, 17)), max_size=200))
 def test_the_ledger_knows_the_worst_window(steps: list[tuple[float, int]]) -> None:
     """What may be lost next, by a slow sum over all windows that it may be in, with plain steps behind it."""
