@@ -13,7 +13,7 @@ DEAR = 0.1
 """Plain steps from which on there must be a reason to ask. It takes 0.02 of a step of 5 ms, and 0.3 to 0.6 of
 the demo's 0.25 ms: what it reads of Python is in no near cache any more."""
 WATCHED_EVERY, CLOSELY = 8, 3
-"""Where it does: steps in a row without even a glance at the text, and while that agrees."""
+"""Where there must be one: steps in a row without even a glance at the text, and while that agrees."""
 POOR = 8
 """Steps without asking when it could not be afforded, or not even the shortest draft."""
 

@@ -34,18 +34,34 @@ def choose(chances: Sequence[Sequence[float]], left: float, steps: Steps, token:
     falling. left: plain steps that the step may lose, if nothing is accepted. token: plain steps that the
     proposer takes for a token of all drafts together.
 
+    E.g. chances [[0.8, 0.3]], where steps of two and three rows take 1.4 and 1.6 plain ones: a draft of one
+    token promises 1.8 / 1.4 = 1.29 tokens per plain step, of two 2.1 / 1.6 = 1.31, which is chosen.
+    """
+    requests = len(chances)
+    coming = sum([chance for each in chances for chance in each])
+    if coming:
+        first = max([each[0] for each in chances if each])
+        if pays(requests, coming, first, left, steps.expected(requests + 1) + token):
+            return _best(chances, first, coming, left, steps, token)
+    return Choice([0] * requests, float(requests))
+
+
+def pays(requests: int, coming: float, first: float, left: float, taken: float) -> bool:
+    """Whether drafts may be worth it, when a step with one drafted token takes `taken` plain ones: that can
+    be afforded (`stake`), and would gain if it brought all `coming` tokens that may be accepted in any step.
+    """
+    return taken <= 1 + stake(left, first, taken - 1) and requests + coming > LEAST_GAIN * requests * taken
+
+
+def _best(
+    chances: Sequence[Sequence[float]], first: float, coming: float, left: float, steps: Steps, token: float
+) -> Choice:
+    """`choose` where something may pay.
+
     The most valuable tokens come first, which for every number of rows is the best that can be done with it.
     """
     requests = len(chances)
-    none = Choice([0] * requests, float(requests))
-    coming = sum([chance for each in chances for chance in each])
-    if not coming:
-        return none
-    first = max([each[0] for each in chances if each])
-    taken = steps.expected(requests + 1) + token
-    prudent = 1 + stake(left, first, taken - 1)
-    if taken > prudent or requests + coming <= LEAST_GAIN * requests * taken:
-        return none  # as the first of the rows below would say
+    prudent = 1 + stake(left, first, steps.expected(requests + 1) + token - 1)
     gains = [(chance, index) for index, each in enumerate(chances) for chance in each]
     if requests > 1:
         gains.sort(reverse=True)
@@ -58,19 +74,17 @@ def choose(chances: Sequence[Sequence[float]], left: float, steps: Steps, token:
             longest += 1
         taken = steps.expected(requests + rows) + longest * token
         if taken > prudent or tokens + coming <= best_rate * taken:
-            break
+            break  # too dear, or not even all that may yet come would make it better
         tokens += gain
         coming -= gain
         if tokens > best_rate * taken:
             if steps.worst(requests + rows) + longest * token > 1 + left:
                 break
             best, best_rate = rows, tokens / taken
-    if not best:
-        return none
     lengths = [0] * requests
     for _, request in gains[:best]:
         lengths[request] += 1
-    return Choice(lengths, best_rate)
+    return Choice(lengths, best_rate if best else float(requests))
 
 
 def stake(left: float, first: float, row: float) -> float:

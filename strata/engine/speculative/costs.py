@@ -9,12 +9,12 @@ from strata.core import Request
 from strata.engine.scheduler import Work
 from strata.engine.speculative.acceptance import Acceptance, Counts, Key
 from strata.engine.speculative.asking import POOR, Asking
-from strata.engine.speculative.choice import Choice, choose, stake
+from strata.engine.speculative.choice import Choice, choose, pays
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.drafting import Drafting, DraftState
 from strata.engine.speculative.ledger import BUDGET, Ledger, Promise
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
-from strata.engine.speculative.step_times import LEAST_GAIN, Estimate, StepTable, StepTimes
+from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
@@ -42,8 +42,8 @@ class _State:
 class ByCosts:
     """See `LengthPolicy`. spare: proposes for free where `proposer` is not and does not pay.
 
-    A request is never slower than PROMISE of plain decoding, over what `promise` says (`ledger`), prompts
-    text that a draft model reads, and the work of choosing included. Only reading may exceed that by what the
+    A request is never slower than PROMISE of plain decoding, over what `promise` says (`ledger`), text
+    that a draft model reads and the work of choosing included. Only reading may exceed that by what the
     draft model won for others.
     """
 
@@ -114,8 +114,7 @@ class ByCosts:
         state.free.misses = 0
         first, taken = state.free.first(trust), table.expected(requests + 1)
         coming = min(self._most, first / max(1e-9, 1 - first))
-        prudent = 1 + stake(self._left(self._states.values(), table), first, taken - 1)
-        return taken <= prudent and requests + coming > LEAST_GAIN * requests * taken
+        return pays(requests, coming, first, self._left(self._states.values(), table), taken)
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
         """So many plain steps of so many requests went without, in so many seconds."""

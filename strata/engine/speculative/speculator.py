@@ -72,9 +72,10 @@ class _Rest:
 
 
 class Speculator:
-    """Belongs to the engine's thread, which calls `rests` and, unless it does, `propose`, `verified` for each
-    request, then `measured`. asked: whether it did not, in this step. figures: other threads may read
-    them; they lag behind by a few steps until all requests have ended.
+    """Belongs to the engine's thread, which calls `rests` at the beginning of every step; where that is
+    False, `propose`, then `verified` for each request whose forward is complete, then `measured`. asked: the
+    latest step was such a one. figures: other threads may read them; they lag behind by a few steps until all
+    requests have ended.
 
     lengths: the rule by recent acceptance, or a fixed length. estimate: what steps cost before they were
     measured; None: costs do not count, every draft is as long as the rule says. promise: over what a request

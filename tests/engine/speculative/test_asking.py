@@ -65,7 +65,7 @@ class Silent(Matches):
 
 @pytest.mark.parametrize("model", ["demo", "SmolLM2"])
 def test_texts_that_repeat_are_noticed_although_asking_is_dear(model: str) -> None:
-    """Asked every twentieth time only while they do not, they still gain what fixed lengths do."""
+    """Glanced at every eighth step only while they do not, they still gain what fixed lengths do."""
     for text in (runs(150, 8), runs(40, 10), [True] * 6000):
         right, cost = (lambda _, position, text=text: text[position % len(text)]), measured_cost(model)
         steps, _ = decode(Matches(right), cost, cost, 400, thinking=THINKING)
