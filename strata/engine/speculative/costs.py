@@ -20,6 +20,9 @@ PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
 TRUSTED = 3
 """At least four tokens matched: a reason to look whether drafts pay, where looking is dear (`ngram`)."""
+ENOUGH = 1.5
+"""Times the shortest draft's price: with less left to lose, asking must have a reason, too, and leaves what
+there is to a draft that is nearly sure."""
 DOUBT_AFTER = 128
 """Steps without any draft after which times that were measured once or twice are measured anew."""
 
@@ -92,9 +95,10 @@ class ByCosts:
         if not self._times.known(len(running)):
             return 1
         table = self._times.latest(len(running))
-        if self._asking.dear:
+        left = self._left(self._states.values(), table)
+        if self._asking.dear or left < ENOUGH * self._shortest:
             return self._rests_long(running, table)
-        return POOR if self._left(self._states.values(), table) < 0 else self._asking.pause()
+        return POOR if left < 0 else self._asking.pause()
 
     def _rests_long(self, running: Sequence[Request], table: StepTable) -> int:
         """Unless a glance gives a reason to ask."""
