@@ -196,7 +196,9 @@ class SpeculativeBench:
         self._limits = Limits()
 
     def runs(self, workload: Workload, tokens: int, repeats: int) -> list[SpeculativeRun]:
-        """All policies, `repeats` times over. The probe after a round is the one before the next."""
+        """All policies, `repeats` times over, after a round that does not count: what pays learns in it what
+        steps take. The probe after a round is the one before the next."""
+        self._round(workload, tokens)
         self._limits = self._probe()
         rounds = [self._round(workload, tokens) for _ in range(repeats)]
         times = [[[step.seconds for step in run.steps] for run in runs] for runs in rounds]

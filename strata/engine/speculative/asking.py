@@ -31,6 +31,7 @@ class Asking:
         "_due",
         "_idle",
         "_least",
+        "_most",
         "_pause",
         "_plain",
         "seconds",
@@ -39,10 +40,11 @@ class Asking:
         "wanted",
     )
 
-    def __init__(self, least: int) -> None:
-        """least: that is wanted at first."""
+    def __init__(self, least: int, most: int) -> None:
+        """least: that is wanted at first; most: whatever came to nothing."""
         self.seconds = self.took = self.unpaid = 0.0
-        self._due, self._least, self._pause, self._idle = 0, least, 0, 0.0
+        self._least, self._most = least, most
+        self._due, self._pause, self._idle = 0, 0, 0.0
         self.wanted = least
         self._plain: deque[float] = deque(maxlen=KEPT)
         self._drafted: deque[float] = deque(maxlen=KEPT)
@@ -71,14 +73,16 @@ class Asking:
         self._due = int(self.took / SHARE) if idle else 0
         self._idle = self._idle + self.took if idle else 0.0
         self._pause = min(LONGEST, self._due) if self._idle > IDLE else 0
-        self.wanted = self.wanted + 1 if idle else self._least
+        self.wanted = min(self._most, self.wanted + 1) if idle else self._least
+
+    def glanced(self, trust: int) -> None:
+        """So far could a proposal be trusted: where a text does not repeat, what is wanted begins anew."""
+        if trust < self._least:
+            self.wanted = self._least
 
     def rest(self, trust: int) -> int:
         """Steps to go without, after a glance that is no reason to ask."""
-        if trust < self._least:
-            self.wanted = self._least
-            return WATCHED_EVERY
-        return CLOSELY
+        return WATCHED_EVERY if trust < self._least else CLOSELY
 
     def pause(self) -> int:
         """Steps to go without where no reason is needed."""

@@ -18,8 +18,8 @@ from strata.engine.speculative.step_times import Estimate, StepTable, StepTimes
 
 PLAIN_EVERY = 64
 """At the latest after so many steps with drafts a plain one says what plain decoding takes now."""
-TRUSTED = 3
-"""At least four tokens matched: a reason to look whether drafts pay, where looking is dear (`ngram`)."""
+TRUSTED, MOST_TRUSTED = 3, 5
+"""Where looking whether drafts pay is dear: four tokens that match are a reason at least, and 16 at most."""
 ENOUGH = 1.5
 """Times the shortest draft's price: with less left to lose, asking must have a reason, too, and leaves what
 there is to a draft that is nearly sure."""
@@ -69,7 +69,7 @@ class ByCosts:
         self._table: StepTable | None = None
         self._by_draft = False
         self._since_plain = self._since_draft = 0
-        self._asking = Asking(TRUSTED)
+        self._asking = Asking(TRUSTED, MOST_TRUSTED)
         self._unpaid = self._shortest = 0.0
         self._doubt_at = DOUBT_AFTER
 
@@ -104,6 +104,7 @@ class ByCosts:
         """Unless a glance gives a reason to ask."""
         asking, free = self._asking, self._free
         trusts = [0] if free is None else [free.glance(request) for request in running]
+        asking.glanced(max(trusts))
         if max(trusts) >= asking.wanted:
             for request, trust in zip(running, trusts, strict=True):
                 if trust >= asking.wanted and self._promises(request, trust, table):
@@ -118,7 +119,8 @@ class ByCosts:
         state.free.misses = 0
         first, taken = state.free.first(trust), table.expected(requests + 1)
         coming = min(self._most, first / max(1e-9, 1 - first))
-        return pays(requests, coming, first, self._left(self._states.values(), table), taken)
+        left = self._left(self._states.values(), table)
+        return table.worst(requests + 1) <= 1 + left and pays(requests, coming, first, left, taken)
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
         """So many plain steps of so many requests went without, in so many seconds."""

@@ -110,3 +110,12 @@ def test_steps_that_rest_are_counted(cpu_decoders: dict[str, Decoder]) -> None:
         assert speculator.figures.verify_seconds < 10
     assert speculator.figures.forwards > speculator.figures.drafted
     engine.check_integrity()
+
+
+def test_n_grams_stand_in_for_a_dear_draft_model_where_asking_is_dear_too() -> None:
+    """Idle asking about the draft model does not raise what is wanted of n-grams for good."""
+    text, cost = runs(60, 20), measured_cost("demo")
+    drafts, spare = Drafts(lambda *_: False, 1.0, 0.2), Matches(lambda _, position: text[position])
+    steps, _ = decode(drafts, cost, cost, 800, spare=spare, thinking=THINKING)
+    fixed = LengthOptions(8, fixed=True)
+    assert speed(steps) >= 0.9 * speed(decode(spare, cost, None, 800, lengths=fixed)[0])
