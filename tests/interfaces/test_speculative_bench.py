@@ -160,7 +160,7 @@ def test_policies_share_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     (runs,) = bench.results(2)
     assert all(run.same for run in runs)
     drafting = {run.policy for run in runs if sum(step.drafting for step in run.steps) > 0}
-    assert drafting == {name for name, lengths, _ in POLICIES if lengths is not None}
+    assert drafting >= {name for name, lengths, costs in POLICIES if lengths is not None and not costs}
     assert max(held) >= 3 and len({request.request_id for request in running}) == 3 * len(POLICIES)
 
 

@@ -107,12 +107,12 @@ def command(
 
     Tokens differ between streams: with the same one in all, they would use the same experts and look cheap.
 
-    --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by the
-    rule of recent acceptance ("dynamic"), and cut to what pays ("cost-aware"), in -r rounds after one
-    that does not count; n-grams propose,
-    or the model of -md, which n-grams replace where it does not pay ("proposed by"). In a round all decode
-    the same tokens in turns, some ms at a time, so that what else the machine does meets all alike. "of
-    plain" compares their time in all rounds, with its standard error and the least and most of one (spread),
+    --speculative decodes -n tokens of several texts without drafts, with drafts of 4 and of 8 tokens, by
+    the rule of recent acceptance ("dynamic"), and cut to what pays ("cost-aware"), in -r rounds after one
+    that does not count; n-grams propose, or the model of -md, which n-grams replace where it does not pay
+    ("proposed by"). In a round all decode the same tokens in turns, some ms at a time, so that what else
+    the machine does meets all alike. "of plain" compares their time in all rounds, with its standard
+    error and the least and most of one (spread),
     "undisturbed" the same without what some steps took longer than others of as many rows. "slowest 64"
     compares the slowest 64 steps in a row with plain decoding's time for the same tokens. How far "plain
     again" is from 1 is what is left of the machine's noise.
