@@ -94,7 +94,7 @@ class ByCosts:
             return 0
         if not self._times.known(len(running)):
             return 1
-        table = self._times.latest(len(running))
+        table = self._times.table(len(running), sum([len(request.tokens) for request in running]))
         left = self._left(self._states.values(), table)
         if self._asking.dear or left < ENOUGH * self._shortest:
             return self._rests_long(running, table)

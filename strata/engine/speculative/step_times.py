@@ -51,10 +51,6 @@ class StepTimes:
         found = self._latest.get(requests)
         return found is not None and found.known
 
-    def latest(self, requests: int) -> StepTable:
-        """That of the latest step of so many requests."""
-        return self._latest[requests]
-
     def table(self, requests: int, tokens: int) -> StepTable:
         """For `requests` requests with `tokens` tokens of context together."""
         key = requests, tokens.bit_length()
