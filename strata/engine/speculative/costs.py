@@ -92,9 +92,9 @@ class ByCosts:
         """Steps without asking: it would take more time than it may, or nobody has anything to propose."""
         if not running:
             return 0
-        if not self._times.known(len(running)):
-            return 1
         table = self._times.table(len(running), sum([len(request.tokens) for request in running]))
+        if not table.known:
+            return 1
         left = self._left(self._states.values(), table)
         if self._asking.dear or left < ENOUGH * self._shortest:
             return self._rests_long(running, table)
@@ -124,8 +124,8 @@ class ByCosts:
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
         """So many plain steps of so many requests went without, in so many seconds."""
-        if steps == 1 and not self._times.known(requests):
-            self._times.table(requests, requests).add(requests, seconds)
+        if steps == 1:
+            self._times.add_plain(requests, seconds)
         for state in self._states.values():
             state.ledger.wait(steps)
             if state.drafting is not None:

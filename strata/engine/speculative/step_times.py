@@ -46,18 +46,19 @@ class StepTimes:
         self._tables: dict[tuple[int, int], StepTable] = {}
         self._latest: dict[int, StepTable] = {}
 
-    def known(self, requests: int) -> bool:
-        """Whether plain steps of so many requests were measured."""
-        found = self._latest.get(requests)
-        return found is not None and found.known
+    def add_plain(self, requests: int, seconds: float) -> None:
+        """A plain step was measured where no step was yet."""
+        latest = self._latest.get(requests)
+        if latest is not None and not latest.known:
+            latest.add(requests, seconds)
 
     def table(self, requests: int, tokens: int) -> StepTable:
         """For `requests` requests with `tokens` tokens of context together."""
         key = requests, tokens.bit_length()
-        found = self._tables.get(key)
-        if found is None:
+        found, latest = self._tables.get(key), self._latest.get(requests)
+        if found is None or (not found.known and latest is not None and latest.known):
             estimate = partial(self._estimate, requests=requests, depth=tokens // requests)
-            found = self._tables[key] = StepTable(requests, estimate, self._latest.get(requests))
+            found = self._tables[key] = StepTable(requests, estimate, latest)
         self._latest[requests] = found
         return found
 
