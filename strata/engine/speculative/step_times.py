@@ -82,6 +82,7 @@ class StepTable:
         self._expected: dict[int, float] = {}
         self._plain_before: float | None = None
         self._before: dict[int, float] = {}
+        self._bounds: dict[int, float] = {} if before is None else before._bounds
         if before is not None and before.known:
             self._plain_before = before.plain
             self._before = dict(zip(before._rows, before._ratios, strict=True))
@@ -121,7 +122,10 @@ class StepTable:
             self._fit()
 
     def doubt(self) -> None:
-        """Forget times that were measured too seldom to be believed: they may be why nothing is tried."""
+        """Forget times that were measured too seldom to be believed: they may be why nothing is tried. That a
+        step does not take longer is remembered: what disturbs it makes it longer only."""
+        for rows, ratio in zip(self._rows[1:], self._ratios[1:], strict=True):
+            self._bounds[rows] = min(ratio, self._bounds.get(rows, ratio))
         self._before = {}
         for rows in [rows for rows in self._times if self._count(rows) < PLAIN_TIMES]:
             if rows != self.requests:
@@ -142,7 +146,12 @@ class StepTable:
         if place < len(self._rows) and self._rows[place] == rows:
             return self._ratios[place]
         most = self._limit(self._rows[place - 1], self._ratios[place - 1], rows)
-        return min(most, self._ratios[place]) if place < len(self._rows) else most
+        if place < len(self._rows):
+            most = min(most, self._ratios[place])
+        for bounded, ratio in self._bounds.items():
+            if bounded >= rows and ratio < most:
+                most = ratio
+        return most
 
     def _guess(self, rows: int) -> float:
         place = bisect_left(self._rows, rows)

@@ -119,3 +119,17 @@ def test_it_is_asked_often_again_when_it_is_right() -> None:
     drafts = Slow(lambda _, position: position > 300)
     steps, _ = decode(drafts, lambda rows: 1 + 0.1 * (rows - 1), lambda rows: 1 + 0.1 * rows, 500)
     assert sum(step.tokens["0"] for step in steps[-100:]) > 800
+
+
+def test_what_is_doubted_still_bounds() -> None:
+    """A step that took 1.4 plain ones once, disturbed or not, never takes more, with more context either."""
+    times = StepTimes(lambda rows, **_: 1 + 0.05 * rows)
+    table = times.table(1, 40)
+    for seconds in (1.0, 1.0, 1.0):
+        table.add(1, seconds)
+    assert table.worst(2) == 2.0
+    table.add(3, 1.4)
+    assert table.worst(2) == table.worst(3) == 1.4
+    table.doubt()
+    assert table.expected(3) < 1.2 and table.worst(2) == table.worst(3) == 1.4
+    assert table.worst(4) == 4.0 and times.table(1, 80).worst(3) == 1.4
