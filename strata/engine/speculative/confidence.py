@@ -27,5 +27,5 @@ def trust(logits: NDArray[np.float32], token: int) -> int:
     """
     differences = logits - logits[token]
     with np.errstate(over="ignore"):
-        np.exp(differences, out=differences)
-    return band(1.0 / float(differences.sum()))
+        total = float(np.exp(differences, out=differences).sum())
+    return band(1.0 / total)
