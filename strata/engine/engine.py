@@ -179,7 +179,9 @@ class Engine:
             self.executor.needs = self._needs(works)
             found = self.executor.run(works)
         except Exception as error:
-            return [self._fail(work.request, error) for work in works]
+            failed = [self._fail(work.request, error) for work in works]
+            self._settle_drafts()
+            return failed
         computed = time.perf_counter()
         events, kept = [], []
         for work, rows in zip(works, found, strict=True):
@@ -197,6 +199,7 @@ class Engine:
         if request is None:
             return False
         self._finish(request, FinishReason.ABORT)
+        self._settle_drafts()
         return True
 
     def generate(
@@ -260,15 +263,23 @@ class Engine:
     def _propose(self) -> Mapping[str, Sequence[int]]:
         """Drafts of those who decode."""
         speculator, running = self.speculator, self.scheduler.running
-        if speculator is None or speculator.rests(running, self.metrics.total.decode):
+        if speculator is None:
             return {}
-        rooms = self.scheduler.draft_rooms()
-        asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
         try:
+            if speculator.rests(running, self.metrics.total.decode):
+                return {}
+            rooms = self.scheduler.draft_rooms()
+            asks = [Ask(request, room, self._samplers[request.request_id]) for request, room in rooms]
             return speculator.propose(asks)
         except Exception as error:
             self._give_up_drafts(error)
             return {}
+
+    def _settle_drafts(self) -> None:
+        """Requests ended beside a step's end: when they were the last, what passes until the next one is none
+        of theirs."""
+        if self.speculator is not None and not self._requests:
+            self.speculator.settle()
 
     def _give_up_drafts(self, error: Exception) -> None:
         """Nobody needs a draft: the requests go on without."""

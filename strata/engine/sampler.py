@@ -76,7 +76,8 @@ class Sampler:
         if self.constraint is not None or len(self.biased) or not is_neutral(params):
             return None
         wanted = 1 if params.temperature == 0.0 else params.top_k
-        return wanted + len(self.banned) if 0 < wanted < self.valid_tokens else None
+        best = wanted + len(self.banned)
+        return best if wanted > 0 and best < self.valid_tokens else None
 
     def drawing(self, count: int) -> Drawing | None:
         """For a device that chooses the next `count` tokens in the stead of `sample`, from the `enough` best

@@ -66,6 +66,13 @@ def test_who_needs_all_logits(params: SamplingParams) -> None:
     assert Sampler(params, VALID).enough is None
 
 
+@pytest.mark.parametrize(("k", "banned"), [(VALID - 1, 1), (VALID - 3, 3), (1, VALID - 1)])
+def test_no_more_are_wanted_than_there_are(k: int, banned: int) -> None:
+    """Ids that are banned come on top of what is wanted; all requests of the step would fail."""
+    assert Sampler(SamplingParams(top_k=k), VALID, range(banned)).enough is None
+    assert Sampler(SamplingParams(top_k=k), VALID, range(banned - 1)).enough == VALID - 1
+
+
 def test_bias_and_constraint_need_all_logits() -> None:
     assert Sampler(GREEDY, VALID, bias={3: 1.0}).enough is None
     constraint: Any = object()

@@ -10,6 +10,10 @@ from engines import GREEDY, SPECS, make_engine, prompt_of
 from strata.core import Request
 from strata.engine.engine import Engine
 from strata.engine.metrics import step_bytes
+from strata.engine.speculative.draft_length import LengthOptions
+from strata.engine.speculative.ngram import NgramProposer
+from strata.engine.speculative.speculator import Speculator
+from strata.interfaces.server.engine_figures import engine_figures
 from strata.model.decoder import Decoder
 from strata.plan.spec import ModelSpec
 
@@ -53,3 +57,12 @@ def test_figures_do_not_grow_with_every_request_seen(engine: Engine, monkeypatch
         list(engine.generate(Request(f"r{turn}", [1], replace(GREEDY, max_tokens=1))))
     assert list(engine.metrics.requests) == ["r2", "r3", "r4"]
     assert engine.metrics.total.prefill.tokens == 5
+
+
+def test_drafts_may_be_given_up_while_figures_are_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine's thread, between two looks of another one."""
+    looks = iter([Speculator(NgramProposer(), LengthOptions(), None)])
+    monkeypatch.setattr(Engine, "speculator", property(lambda _: next(looks, None)), raising=False)
+    assert "strata_speculative_forwards" in [metric.name for metric in engine_figures(engine)]

@@ -147,8 +147,7 @@ class Speculator:
         """The step is over, and nobody is left or it was asked about. kept: rows of each work that were no
         rejected draft."""
         if not self.asked:
-            self._rest = 0
-            self._account_rest()
+            self.settle()
             return
         end = self._clock()
         if not any(work.is_prefill for work in works):
@@ -156,6 +155,11 @@ class Speculator:
         self._verifying, self._learning = 0.0, self._clock() - end
         if self._followers:
             self._follow(works, kept)
+
+    def settle(self) -> None:
+        """Nobody is left: what rests has ended, and is accounted for."""
+        self._rest = 0
+        self._account_rest()
 
     def forget(self, request_id: str) -> None:
         """The request ended."""

@@ -19,8 +19,9 @@ def engine_figures(engine: Engine) -> Iterable[Metric]:
     yield from _regions(engine)
     yield from _layers(engine)
     yield from _experts(engine)
-    if engine.speculator is not None:
-        yield from speculation_metrics(engine.speculator)
+    speculator = engine.speculator  # which its thread may give up at any time
+    if speculator is not None:
+        yield from speculation_metrics(speculator)
     yield from node_figures(engine)
 
 

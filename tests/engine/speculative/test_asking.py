@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, runs, slowest_window, speed
 
-from strata.core import Request
+from strata.core import FinishReason, Request
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ledger import WINDOW_FLOOR
 from strata.engine.speculative.ngram import LONGEST, NgramProposer
@@ -110,6 +110,47 @@ def test_steps_that_rest_are_counted(cpu_decoders: dict[str, Decoder]) -> None:
         assert speculator.figures.verify_seconds < 10
     assert speculator.figures.forwards > speculator.figures.drafted
     engine.check_integrity()
+
+
+def test_nothing_of_requests_that_were_cut_off_is_left_to_count(cpu_decoders: dict[str, Decoder]) -> None:
+    """By an abort, or by a step that fails; what then passes until the next one is no step's time."""
+    engine, now = make_engine(cpu_decoders["moe"]), count(0.0, 0.001)
+    speculator = Speculator(
+        NgramProposer(), LengthOptions(), lambda rows, **_: float(rows), lambda: next(now)
+    )
+    engine.speculator = speculator
+    for tokens in range(1, 30):
+        request = Request("a", [3, 4, 5], replace(ENDLESS, max_tokens=40))
+        engine.add(request)
+        while len(request.generated) < tokens:
+            engine.step()
+        if tokens % 2:
+            engine.abort("a")
+        else:
+            run_once, engine.executor.run = engine.executor.run, lambda works: 1 // 0  # type: ignore[method-assign]
+            assert engine.step()[0].finish is FinishReason.ERROR
+            engine.executor.run = run_once  # type: ignore[method-assign]
+        assert sum(speculator.figures.lengths) == speculator.figures.forwards
+        assert speculator.figures.tokens == engine.metrics.total.decode.tokens
+    engine.check_integrity()
+
+
+def test_a_glance_that_fails_ends_drafts_and_no_request(cpu_decoders: dict[str, Decoder]) -> None:
+    """Steps go on without them."""
+    engine, now = make_engine(cpu_decoders["moe"]), count(0.0, 0.001)
+    request = Request("a", [3, 4, 5], replace(ENDLESS, max_tokens=40))
+    plain = list(engine.generate(replace(request, tokens=[], pages=[])))
+    engine.speculator = Speculator(Blind(), LengthOptions(), lambda rows, **_: float(rows), lambda: next(now))
+    with pytest.warns(RuntimeWarning, match="no more speculative decoding"):
+        assert list(engine.generate(request)) == plain
+    assert engine.speculator is None
+
+
+class Blind(NgramProposer):
+    """Has lost what it knew of a text."""
+
+    def glance(self, request: Request) -> int:
+        raise KeyError(request.request_id)
 
 
 def test_n_grams_stand_in_for_a_dear_draft_model_where_asking_is_dear_too() -> None:
