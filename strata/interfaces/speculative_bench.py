@@ -197,7 +197,7 @@ def markdown_lines(runs: Sequence[SpeculativeRun]) -> list[str]:
             str(compare(runs, name, cut=True)) if mine[0].in_turns else "-",
             _slowest(runs, name),
             f"{_median(run.tokens_per_forward for run in mine):.2f}",
-            "-" if name.startswith("plain") else f"{100 * _median(run.acceptance for run in mine):.0f} %",
+            _accepted(mine),
             f"{_median(run.mean_length for run in mine):.1f}",
             _proposers(mine),
             f"{100 * _median(run.draft_share for run in mine):.0f} %",
@@ -223,6 +223,12 @@ def remark(repeats: int, alone: str = "") -> str:
         'All policies took turns at the same tokens; "undisturbed" leaves out what some steps took longer '
         f"than others of as many rows. {noise}{few}"
     )
+
+
+def _accepted(runs: Sequence[SpeculativeRun]) -> str:
+    """Of the rounds in which something was proposed: in the others nothing was wrong, either."""
+    found = [run.acceptance for run in runs if run.proposed_by]
+    return f"{100 * median(found):.0f} %" if found else "-"
 
 
 def _proposers(runs: Sequence[SpeculativeRun]) -> str:

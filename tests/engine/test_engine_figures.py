@@ -66,3 +66,16 @@ def test_drafts_may_be_given_up_while_figures_are_read(
     looks = iter([Speculator(NgramProposer(), LengthOptions(), None)])
     monkeypatch.setattr(Engine, "speculator", property(lambda _: next(looks, None)), raising=False)
     assert "strata_speculative_forwards" in [metric.name for metric in engine_figures(engine)]
+
+
+def test_acceptance_by_proposer_can_be_told(engine: Engine) -> None:
+    """Of 4 tokens 2 were right, one was wrong, and the one behind it was not tested."""
+    engine.speculator = Speculator(NgramProposer(), LengthOptions(), None)
+    engine.speculator.figures.add(4, 2, True, 3, "ngram")
+    found = {metric.name: metric.samples for metric in engine_figures(engine)}
+    by = {what: found[f"strata_speculative_proposer_{what}"] for what in ("proposed", "tested", "accepted")}
+    assert {what: [sample.value for sample in samples] for what, samples in by.items()} == {
+        "proposed": [4],
+        "tested": [3],
+        "accepted": [2],
+    }

@@ -81,7 +81,9 @@ def test_the_table_says_who_proposed_and_what_one_round_is_worth() -> None:
     """No spread and no error of one round; proposed tokens by proposer, of all rounds."""
     runs = [a_run(name, proposed=0 if "plain" in name else 5) for name, *_ in POLICIES]
     columns = [cell.strip() for cell in speculative_bench.markdown_head().splitlines()[0].split("|")]
-    spread, ratio, by = (columns.index(name) for name in ("spread", "of plain", "proposed by"))
+    spread, ratio, by, accepted = (
+        columns.index(name) for name in ("spread", "of plain", "proposed by", "accepted")
+    )
     for found, shown, tokens in (
         (runs, ("-", "1.000"), "ngram 5"),
         (runs * 2, ("1.00-1.00", "1.000 ± 0.000"), "ngram 10"),
@@ -90,9 +92,19 @@ def test_the_table_says_who_proposed_and_what_one_round_is_worth() -> None:
         assert all(len(row) == len(columns) for row in rows)
         assert {(row[spread], row[ratio]) for row in rows} == {shown}
         assert [row[by] for row in rows] == ["-", "-", *[tokens] * 4]
+        assert [row[accepted] for row in rows] == ["-", "-", *["100 %"] * 4]
     assert "no standard error" in speculative_bench.remark(1)
     assert "no standard error" not in speculative_bench.remark(3)
     assert "one after the other, because of rain" in speculative_bench.remark(3, "of rain")
+
+
+def test_acceptance_is_that_of_rounds_with_drafts() -> None:
+    """Where nothing was proposed nothing was wrong."""
+    idle = [replace(a_run(name), acceptance=0.0) for name, *_ in POLICIES]
+    drafted = [replace(run, acceptance=0.5, proposed_by={"ngram": 5}) for run in idle]
+    for runs, shown in ((idle, "-"), (idle + drafted, "50 %")):
+        lines = speculative_bench.markdown_lines(runs)
+        assert {line.split("|")[9].strip() for line in lines} == {shown}
 
 
 def test_speeds_are_compared_by_the_time_of_all_rounds() -> None:

@@ -69,7 +69,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
 )
 @click.option("--speculative", is_flag=True, help="Plain decoding beside drafts: fixed, dynamic, cost-aware.")
 @click.option("-md", "--model-draft", "--draft-model", "draft", metavar="PATH", help="What proposes, for it.")
-@click.option("--texts", metavar="NAMES", help="For it: of some texts only, e.g. json,prose.")
+@click.option("--texts", metavar="NAMES", help="For it: some of code, json, prose, repeat, misleading.")
 @click.option("--no-warmup", is_flag=True, help="Count the first touch of the weights, too.")
 @timeline_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a Markdown table.")
@@ -219,7 +219,8 @@ def _compare_drafts(config: Any, tokens: int, repeats: int, texts: list[str], as
         click.echo(json.dumps(found, indent=2))
         return
     announce(bench.plan, bench.machine, bench.kv_place)
-    click.echo(printable(f"{bench.model}, drafts by {bench.proposer}\n\n{speculative_bench.markdown_head()}"))
+    by = f"{bench.proposer} ({bench.plan.draft.model})" if bench.plan.draft else bench.proposer
+    click.echo(printable(f"{bench.model}, drafts by {by}\n\n{speculative_bench.markdown_head()}"))
     for runs in bench.results(repeats):
         for line in speculative_bench.markdown_lines(runs):
             click.echo(printable(line))

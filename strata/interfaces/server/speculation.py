@@ -24,6 +24,7 @@ def speculation_metrics(speculator: Speculator) -> Iterable[Metric]:
         yield CounterMetricFamily(f"strata_speculative_{name}", text, value)
     for name, text, counts in (
         ("proposed", "Tokens of all drafts, by proposer", found.proposed_by),
+        ("tested", "Of them, those that were compared with what was sampled", found.tested_by),
         ("accepted", "Of them, those that became part of a text", found.accepted_by),
     ):
         by = CounterMetricFamily(f"strata_speculative_proposer_{name}", text, labels=["proposer"])
