@@ -117,6 +117,7 @@ def replay(
     text = [*workload.prompt, *script]
     request = Request(name, list(workload.prompt), GREEDY)
     request.tokens.append(script[0])
+    request.computed = len(request.prompt)
     sampler, decoded, begin = Sampler(GREEDY, 1 << 30), Phase(), clock.now
     while len(request.tokens) < len(text):
         start, draft = clock.now, tuple[int, ...]()

@@ -276,8 +276,7 @@ class Engine:
             return {}
 
     def _settle_drafts(self) -> None:
-        """Requests ended beside a step's end: when they were the last, what passes until the next one is none
-        of theirs."""
+        """After the last request's end: what passes until the next one is no step's time."""
         if self.speculator is not None and not self._requests:
             self.speculator.settle()
 
@@ -391,10 +390,11 @@ class Engine:
         read = step_bytes(self.decoder, self.kv, step.works)
         self.metrics.expert_uses.update(self.decoder.routes.used)
         self.metrics.add_step(step.works, step.kept, read, step.end - step.begin)
-        if self.speculator is not None and (self.speculator.asked or not self._requests):
+        if self.speculator is not None and self.speculator.asked:
             try:
                 self.speculator.measured(step.works, step.kept)
             except Exception as error:  # the step's tokens are sampled: they must reach their requests
                 self._give_up_drafts(error)
+        self._settle_drafts()
         for observe in self.observers:
             observe(step)

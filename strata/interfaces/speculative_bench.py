@@ -105,9 +105,8 @@ class SpeculativeBenchmark:
         host = backend.cpu if isinstance(backend, HybridBackend) else backend
         proposer = make_proposer(asked, self.plan, host, known, engine.decoder)
         if isinstance(proposer, DraftModel | MtpProposer):
-            proposer.pages.share = (
-                False  # else it reads a text once, and no other policy or round pays for it
-            )
+            # Else it would read a text once, and no other policy or round pay for it.
+            proposer.pages.share = False
         self.proposer = proposer.name
         model = footprint(contents_of_store(manifest), engine.kv)
         estimate = DecodeCost(model, self.plan, self.machine)

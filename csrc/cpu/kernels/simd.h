@@ -15,3 +15,5 @@
 #else
 #include "cpu/kernels/simd_avx2.h"
 #endif
+
+#include "cpu/kernels/whole_block.h"

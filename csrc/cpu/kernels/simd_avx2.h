@@ -149,20 +149,7 @@ STRATA_INLINE Floats low_f16(Ints x) {
             _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
 }
 
-// How many of a block's 16 rows a kernel takes at once, and how their lanes come into registers.
-struct WholeBlock {
-    using Ints = avx2::Ints;
-    using Floats = avx2::Floats;
-    static constexpr int kLanes = 16;
-    STRATA_INLINE Ints load_ints(const void* p) { return avx2::load_ints(p); }
-    STRATA_INLINE Ints set_ints(int32_t x) { return avx2::set_ints(x); }
-    STRATA_INLINE Ints load_u8(const void* p) { return avx2::load_u8(p); }
-    STRATA_INLINE Floats load_floats(const float* p) { return avx2::load_floats(p); }
-    STRATA_INLINE Floats load_f16(const void* p) { return avx2::load_f16(p); }
-    STRATA_INLINE Floats set_floats(float x) { return avx2::set_floats(x); }
-    STRATA_INLINE void store_floats(float* p, Floats x) { avx2::store_floats(p, x); }
-};
-// One register: the sums of twice as many tokens fit.
+// Half of a block (see whole_block.h), one register: the sums of twice as many tokens fit.
 struct HalfBlock {
     using Ints = __m256i;
     using Floats = __m256;

@@ -79,20 +79,8 @@ STRATA_INLINE Ints load_u8(const void* p) {
 // The low 16 bits of every lane, read as fp16.
 STRATA_INLINE Floats low_f16(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))}; }
 
-// How many of a block's 16 rows a kernel takes at once, and how their lanes come into registers.
-struct WholeBlock {
-    using Ints = avx512::Ints;
-    using Floats = avx512::Floats;
-    static constexpr int kLanes = 16;
-    STRATA_INLINE Ints load_ints(const void* p) { return avx512::load_ints(p); }
-    STRATA_INLINE Ints set_ints(int32_t x) { return avx512::set_ints(x); }
-    STRATA_INLINE Ints load_u8(const void* p) { return avx512::load_u8(p); }
-    STRATA_INLINE Floats load_floats(const float* p) { return avx512::load_floats(p); }
-    STRATA_INLINE Floats load_f16(const void* p) { return avx512::load_f16(p); }
-    STRATA_INLINE Floats set_floats(float x) { return avx512::set_floats(x); }
-    STRATA_INLINE void store_floats(float* p, Floats x) { avx512::store_floats(p, x); }
-};
-// What kernels of few tokens take at once, however many.
+// What kernels of few tokens take at once (see whole_block.h), however many.
+struct WholeBlock;
 using FewRows = WholeBlock;
 constexpr int kFewHalved = 1;
 

@@ -128,13 +128,14 @@ class HybridBackend(DeviceOps):
         self.cache = parts.make_cache(self.spec, options)
         self.loader = SlotLoader(self.cache, self.memory.region, self.memory.queue, self.source)
         if self.spec.experts is not None:
-            made = parts.make_expert_parts(self, self.spec.experts.router.top_k)
+            made = parts.make_expert_parts(self, self.cpu, self.spec, options, self.loader, self.source)
             self.readback, self.flow, self.prefetcher = made
         logits = options.logit_rows * max(self.spec.vocab, 2 * MOST_CANDIDATES)
         largest = max(options.rows * self.spec.hidden, logits)
         self._results = Results(self.device, self.memory.compute, largest)
         self.memory.begin_step()
-        self._kv = parts.make_kv(self, spec, pages, self._settle_slots)
+        staged = options.staged_blocks
+        self._kv = parts.make_kv(self.memory, self.cache, self.spec, spec, pages, staged, self._settle_slots)
         return self._kv
 
     def copy_pages(self, cache: PagedKv, copies: Sequence[tuple[int, int]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from strata.engine.speculative.step_times import KEPT
+from strata.engine.speculative.step_times import KEPT, usual
 
 SHARE, IDLE, LONGEST = 0.01, 0.5, 8
 """Of the time of plain decoding, for asking that comes to nothing, once it has taken IDLE plain steps since a
@@ -61,7 +61,7 @@ class Asking:
         if len(times) == 1:
             self.unpaid += seconds
             return 0.0
-        self.seconds = sorted(times)[len(times) // 4]
+        self.seconds = usual(times)
         if len(times) > 2:
             return self.seconds
         self.unpaid = max(0.0, self.unpaid - times[0])

@@ -88,25 +88,23 @@ class ByCosts:
         """The request ended."""
         self._states.pop(request_id, None)
 
-    def rests(self, running: Sequence[Request]) -> int:
+    def rests(self, decoding: Sequence[Request]) -> int:
         """Steps without asking: it would take more time than it may, or nobody has anything to propose."""
-        if not running:
-            return 0
-        table = self._times.table(len(running), sum([len(request.tokens) for request in running]))
+        table = self._times.table(len(decoding), sum([len(request.tokens) for request in decoding]))
         if not table.known:
             return 1
         left = self._left(self._states.values(), table)
         if self._asking.dear or left < ENOUGH * self._shortest:
-            return self._rests_long(running, table)
+            return self._rests_long(decoding, table)
         return POOR if left < 0 else self._asking.pause()
 
-    def _rests_long(self, running: Sequence[Request], table: StepTable) -> int:
+    def _rests_long(self, decoding: Sequence[Request], table: StepTable) -> int:
         """Unless a glance gives a reason to ask."""
         asking, free = self._asking, self._free
-        trusts = [0] if free is None else [free.glance(request) for request in running]
+        trusts = [0] if free is None else [free.glance(request) for request in decoding]
         asking.glanced(max(trusts))
         if max(trusts) >= asking.wanted:
-            for request, trust in zip(running, trusts, strict=True):
+            for request, trust in zip(decoding, trusts, strict=True):
                 if trust >= asking.wanted and self._promises(request, trust, table):
                     return 0
         if self._draft is None:

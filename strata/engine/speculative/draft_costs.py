@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from strata.core import MOST_DRAFTED
 from strata.engine.speculative.choice import Steps
 from strata.engine.speculative.proposer import Ask, Proposal, Proposer
-from strata.engine.speculative.step_times import LEAST_GAIN
+from strata.engine.speculative.step_times import KEPT, LEAST_GAIN, usual
 
 DRAFT_AT_MOST = 0.45
 """Of a plain step: a draft's token before one was measured. A draft model that takes longer is of no use; and
 when nothing was measured yet, 64 steps may lose just so much beside a first draft that takes as much and a
 row that takes a plain step."""
-KEPT = 8
-"""Latest times that count, of which the fastest quarter does, as of steps (`step_times.KEPT`)."""
 BELIEVED = 3
 """Times of a token that are believed when they say that it can never pay, or that one was disturbed."""
 MANY = 32
@@ -60,7 +58,7 @@ class DraftCosts:
         if count:
             times.append(took / count)
             if len(times) >= BELIEVED:
-                took = min(took, count * _usual(times))
+                took = min(took, count * usual(times))
         self.spent += took
 
     def readable(self, steps: float, plain: float, behind: int) -> int:
@@ -89,7 +87,7 @@ class DraftCosts:
     def token(self, plain: float) -> float:
         """Plain steps that a token of all drafts together takes: not less than one that was read alone."""
         if self._tokens:
-            return _usual(self._tokens) / plain
+            return usual(self._tokens) / plain
         return max(DRAFT_AT_MOST, max((max(times) for times in self._reading.values()), default=0.0) / plain)
 
     def reading(self, plain: float, count: int) -> float:
@@ -98,11 +96,11 @@ class DraftCosts:
         bits = count.bit_length()
         measured = max((each for each in self._reading if each <= bits), default=0)
         if measured:
-            return max(1e-9, _usual(self._reading[measured]) / plain)
+            return max(1e-9, usual(self._reading[measured]) / plain)
         if not self._reading:
             return DRAFT_AT_MOST
         more = min(self._reading)
-        return max(1e-9, _usual(self._reading[more]) * (1 << (more - bits)) / plain)
+        return max(1e-9, usual(self._reading[more]) * (1 << (more - bits)) / plain)
 
     def knows_reading(self, count: int) -> bool:
         """Whether as many at once were read, or MANY: before, it may take far less than is known."""
@@ -117,7 +115,3 @@ class DraftCosts:
             requests + rows > LEAST_GAIN * requests * (steps.expected(requests + rows) + rows * token)
             for rows in range(1, MOST_DRAFTED + 1)
         )
-
-
-def _usual(times: deque[float]) -> float:
-    return sorted(times)[len(times) // 4]

@@ -31,7 +31,7 @@ class ByRule:
         self._proposer, self._lengths = proposer, lengths
         self._states: dict[str, _State] = {}
 
-    def rests(self, running: Sequence[Request]) -> int:
+    def rests(self, decoding: Sequence[Request]) -> int:
         """It never does."""
         return 0
 

@@ -31,8 +31,8 @@ class LengthPolicy(Protocol):
         """Name of what the latest drafts of `propose` are from."""
         ...
 
-    def rests(self, running: Sequence[Request]) -> int:
-        """How many steps are not to be asked about, from the next one on; 0: it is."""
+    def rests(self, decoding: Sequence[Request]) -> int:
+        """How many steps are not to be asked about, from the next one of these requests on; 0: it is."""
         ...
 
     def rested(self, requests: int, steps: int, seconds: float) -> None:
@@ -110,17 +110,19 @@ class Speculator:
     def rests(self, running: Sequence[Request], decoded: Phase) -> bool:
         """Whether the step that begins, of these requests, goes without: asking takes time, too.
 
-        decoded: what the engine's steps have decoded, which it goes on counting.
+        Those whose prompt is still computed do not count. decoded: what the engine's steps have decoded,
+        which it goes on counting.
         """
         if self._rest:
             self._rest -= 1
             return True
         self._account_rest()
         self._begin = self._clock()
-        rest = 0 if self._followers else self._policy.rests(running)
+        decoding = [request for request in running if request.computed >= len(request.prompt)]
+        rest = 0 if self._followers or not decoding else self._policy.rests(decoding)
         self.asked = not rest
         if rest:
-            self._rest, self._resting = rest - 1, _Rest(len(running), decoded, self._begin)
+            self._rest, self._resting = rest - 1, _Rest(len(decoding), decoded, self._begin)
         return not self.asked
 
     def propose(self, asks: Sequence[Ask]) -> dict[str, tuple[int, ...]]:
@@ -144,11 +146,7 @@ class Speculator:
         self._verifying += self._clock() - begin
 
     def measured(self, works: Sequence[Work], kept: Sequence[int]) -> None:
-        """The step is over, and nobody is left or it was asked about. kept: rows of each work that were no
-        rejected draft."""
-        if not self.asked:
-            self.settle()
-            return
+        """The step is over. kept: rows of each work that were no rejected draft."""
         end = self._clock()
         if not any(work.is_prefill for work in works):
             self._account(works, kept, end - self._proposed_at - self._verifying)

@@ -29,13 +29,17 @@ STALE = 0.95
 """Of a plain step: when a step with drafts takes less, plain ones were measured in a slower time."""
 CHANGE = 0.01
 """Of a step's time, from which on all is fitted anew, which takes a twentieth of the fastest model's step."""
-DEARER = 2
-"""A row takes at most so many times what rows before it took on average (`_limit`'s sum is for just this)."""
 HOPE = 1.25
-"""The same, where it is only to be tried: most rows take less than those before them, and a step that is
-thought dear because it was disturbed is not measured again."""
+"""A row takes at most twice what rows before it took on average (`_limit`), and where it is only to be tried,
+so many times: most take less than those before them, and a step that is thought dear because it was disturbed
+is not measured again."""
 LEAST_ROW = 1 / 16
 """Of a plain step: what a row before it is thought to take at least, when that is said of the next ones."""
+
+
+def usual(times: Sequence[float]) -> float:
+    """What it takes: as the fastest quarter of the latest times says, which disturbances only make longer."""
+    return sorted(times)[len(times) // 4]
 
 
 class StepTimes:
@@ -82,6 +86,7 @@ class StepTable:
         self._expected: dict[int, float] = {}
         self._plain_before: float | None = None
         self._before: dict[int, float] = {}
+        # One for all contexts: what a step took at most was a part of a plain one, which changes little.
         self._bounds: dict[int, float] = {} if before is None else before._bounds
         if before is not None and before.known:
             self._plain_before = before.plain
@@ -116,7 +121,7 @@ class StepTable:
             times.clear()
             self.stale = False
         times.append(seconds)
-        now = self._seconds[rows] = sorted(times)[len(times) // 4]
+        now = self._seconds[rows] = usual(times)
         before = self._fitted.get(rows, 0.0)
         if self.known and (abs(now - before) > CHANGE * before or len(times) == PLAIN_TIMES):
             self._fit()

@@ -154,6 +154,7 @@ def decode(
     running = [Request(f"{i}", [0] * prompt, sampling) for i in range(requests)]
     for request in running:
         request.tokens.append(0)  # the prompt's step sampled it
+        request.computed = prompt
     done, decoded = list[Step](), Phase()
     for _ in range(steps):
         begin = drafts.now

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simulated import ENDLESS, Drafts, Matches, decode, measured_cost, runs, slowest_window, speed
 
 from strata.core import FinishReason, Request
+from strata.engine.metrics import Phase
 from strata.engine.speculative.draft_length import LengthOptions
 from strata.engine.speculative.ledger import WINDOW_FLOOR
 from strata.engine.speculative.ngram import LONGEST, NgramProposer
@@ -73,6 +74,19 @@ def test_texts_that_repeat_are_noticed_although_asking_is_dear(model: str) -> No
             fixed = LengthOptions(length, fixed=True)
             assert speed(steps) >= speed(decode(Matches(right), cost, None, 400, lengths=fixed)[0])
         assert slowest_window(steps, 1.0, "0") >= WINDOW_FLOOR
+
+
+def test_who_decodes_beside_a_prompt_is_asked_about() -> None:
+    """Steps of as many requests as decode were measured: that another one's prompt is computed beside them
+    makes them none of an unknown number."""
+    cost = measured_cost("SmolLM2")
+    speculator = decode(Matches(lambda *_: True), cost, cost, 20)[1]
+    known, new = Request("0", [0] * 2, ENDLESS), Request("1", [0] * 2000, ENDLESS)
+    known.tokens.append(0)
+    known.computed = 2
+    assert not speculator.rests([known, new], Phase())
+    new.computed = 2000
+    assert speculator.rests([known, new], Phase())  # of two nothing is known
 
 
 @pytest.mark.parametrize("thinking", [0.02, 0.08])
